@@ -1,0 +1,135 @@
+"""The operator's limits: a frozen value that only a person changes.
+
+The model never sees a way to write it. Every field says its unit and why its default is what it is; defaults are
+chosen so that a forgotten setting costs little. `launch` is the only source of what runs on a rented box.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from decimal import Decimal
+from typing import Annotated, Any, cast
+
+from pydantic import Field, ValidationError, field_validator
+
+from fleet_agent.domain.fleet import Frozen
+from fleet_agent.errors import PolicyInvalid
+
+Positive = Annotated[Decimal, Field(gt=0, max_digits=12, decimal_places=6)]
+
+
+class Limits(Frozen):
+    """Hard caps, enforced by the rules whatever the model says."""
+
+    max_boxes: Annotated[int, Field(ge=0, le=1000, description="boxes at any time, in flight included")] = 4
+    max_usd_per_hour: Annotated[Positive, Field(description="burn of all boxes, in flight included, $/h")] = Decimal(
+        "4.00"
+    )
+    max_usd_per_hour_per_box: Annotated[Positive, Field(description="price ceiling of one box, $/h")] = Decimal("1.50")
+    max_rents_per_run: Annotated[int, Field(ge=0, le=50, description="a wrong run can only do so much")] = 2
+    max_destroys_per_run: Annotated[int, Field(ge=0, le=50, description="a wrong run can only do so much")] = 2
+    max_notifications_per_run: Annotated[int, Field(ge=0, le=20, description="a person reads only so much")] = 2
+
+
+class OfferFloors(Frozen):
+    """What an offer must have before the model even sees it."""
+
+    gpu_names: Annotated[tuple[str, ...], Field(description="allowed GPU names; empty: any")] = ()
+    min_gpu_ram_gb: Annotated[int, Field(ge=0, description="the prover's proving keys need about this much")] = 24
+    min_reliability: Annotated[float, Field(ge=0, le=1, description="the provider's own figure, 0 to 1")] = 0.95
+    min_inet_down_mbps: Annotated[int, Field(ge=0, description="parameter files are tens of GB")] = 200
+    verified_only: Annotated[bool, Field(description="hosts the provider has verified")] = True
+    whole_machine: Annotated[bool, Field(description="no neighbours on the other GPUs; proving needs CPU and RAM")] = (
+        True
+    )
+
+
+class Launch(Frozen):
+    """What runs on a rented box. Never written by the model."""
+
+    image: Annotated[str, Field(description="image with digest: name@sha256:…; empty: renting is refused")] = ""
+    disk_gb: Annotated[int, Field(ge=8, le=4000, description="paid by the hour; cannot grow later")] = 100
+    runtype: Annotated[str, Field(pattern="^(args|ssh|ssh_direct|jupyter)$", description="the provider's run type")] = (
+        "args"
+    )
+    env: Annotated[
+        dict[str, str],
+        Field(description="variables of the box; a value `$NAME` is read from the worker's environment at launch"),
+    ] = {}
+    onstart: Annotated[str, Field(max_length=4000, description="start script of the box")] = ""
+
+    @field_validator("image")
+    @classmethod
+    def _by_digest(cls, image: str) -> str:
+        if image and not re.fullmatch(r"[\w./:-]+@sha256:[0-9a-f]{64}", image):
+            raise ValueError(
+                "an image is named by digest (name@sha256:<64 hex digits>), so that a tag cannot change it"
+            )
+        return image
+
+
+class RunBounds(Frozen):
+    """How much one run may use."""
+
+    max_steps: Annotated[int, Field(ge=1, le=50, description="model calls of one run")] = 12
+    max_turns: Annotated[int, Field(ge=1, le=10, description="passes over what was waiting")] = 3
+    max_tokens: Annotated[int, Field(ge=1000, description="tokens in and out of one run")] = 300_000
+    max_real_time: Annotated[
+        timedelta, Field(description="shorter than the heartbeat, so that runs do not pile up")
+    ] = timedelta(seconds=240)
+    review_every: Annotated[timedelta, Field(description="an unchanged fleet is shown to the model this often")] = (
+        timedelta(minutes=60)
+    )
+
+
+class Policy(Frozen):
+    limits: Limits = Limits()
+    offers: OfferFloors = OfferFloors()
+    launch: Launch = Launch()
+    run: RunBounds = RunBounds()
+
+
+def changed(policy: Policy, changes: Mapping[str, str]) -> Policy:
+    """`policy` with dotted keys set, such as `limits.max_boxes=6`.
+
+    Values are read as JSON where they are JSON, else as text. Raises PolicyInvalid in one line that names the key.
+    """
+    document = policy.model_dump(mode="json")
+    for key, text in changes.items():
+        _set(document, key, _value(text))
+    try:
+        return Policy.model_validate_json(_json(document))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise PolicyInvalid(f"policy {where}: {first['msg']}", "`fleet-agent policy get` shows every key") from error
+
+
+def flattened(policy: Policy) -> dict[str, str]:
+    """Dotted key → value as text that `changed` reads back."""
+    rows: dict[str, str] = {}
+    for section, fields in policy.model_dump(mode="json").items():
+        for name, value in cast("dict[str, Any]", fields).items():
+            rows[f"{section}.{name}"] = value if isinstance(value, str) else _json(value)
+    return rows
+
+
+def _set(document: dict[str, Any], key: str, value: Any) -> None:
+    section, _, name = key.partition(".")
+    if not isinstance(document.get(section), dict) or name not in document[section]:
+        raise PolicyInvalid(f"there is no policy key {key!r}", "`fleet-agent policy get` shows every key")
+    document[section][name] = value
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
