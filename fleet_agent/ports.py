@@ -11,18 +11,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from enum import StrEnum
 from typing import Any, Protocol
 
 from fleet_agent.domain.actions import Effect, Tool
+from fleet_agent.domain.context import CountTokens
 from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import Box, Frozen, Inventory, Offer
+from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled, Unsettled
 from fleet_agent.domain.observation import Account, Observation
 from fleet_agent.domain.policy import Policy
-from fleet_agent.domain.rules import Mode, Ruling
-from fleet_agent.domain.triggers import Event, Trigger
-from fleet_agent.domain.verdict import Verdict
-from fleet_agent.domain.wakes import Wake
+from fleet_agent.domain.rules import Ruling
+from fleet_agent.domain.run import (
+    Claimed,
+    Closed,
+    Closing,
+    Message,
+    ModelReply,
+    NothingToDo,
+    Run,
+    RunRequest,
+    Standing,
+    Usage,
+)
+from fleet_agent.domain.triggers import Trigger
 
 
 class Clock(Protocol):
@@ -47,7 +58,10 @@ class OfferQuery(Frozen):
 
 
 class RentOrder(Frozen):
-    """One rental: the offer, the label that carries the key, and what runs on the box (from the policy)."""
+    """One rental: the offer, the label that carries the key, and what runs on the box (from the policy).
+
+    A value of `env` may be a reference `$NAME`; only the adapter looks it up, so no secret passes through here.
+    """
 
     offer_id: int
     label: str
@@ -90,24 +104,6 @@ class Market(Protocol):
         ...
 
 
-class ToolCall(Frozen):
-    """One call as the model made it; `id` is ours (unique, `[a-z0-9]{9}`), `arguments` canonical JSON or `{}`."""
-
-    id: str
-    name: str
-    arguments: str
-    provider_id: str
-    malformed: bool = False
-
-
-class ModelReply(Frozen):
-    text: str
-    calls: tuple[ToolCall, ...]
-    tokens_in: int
-    tokens_out: int
-    tokens_cached: int
-
-
 class Model(Protocol):
     """The LLM behind any OpenAI-compatible server."""
 
@@ -140,178 +136,6 @@ class Orchestrator(Protocol):
     async def start_run(self, *, fleet: str, trigger: Trigger, idempotency_key: str | None = None) -> str:
         """Create a flow run of `fleet`'s deployment now and return its id; the same key returns the same run."""
         ...
-
-
-# --- the journal -----------------------------------------------------------------------------------------------------
-
-
-class RunRequest(Frozen):
-    """Why a run is asked for, and which flow run carries it out."""
-
-    fleet: str
-    trigger: Trigger
-    flow_run_id: str
-    attempt: int = 1
-    wake_id: int | None = None
-    scheduled_for: datetime | None = None
-    force_review: bool = False
-    worker_id: str
-
-
-class Run(Frozen):
-    """An opened run: the fence is this run's as long as `current_run_id` says so."""
-
-    run_id: int
-    fleet: str
-    epoch: int
-    trigger: Trigger
-    force_review: bool
-    opened_at: datetime
-
-
-class NothingToDo(Frozen):
-    """An empty flow run: no run was opened; `reason` is for the report."""
-
-    reason: str
-
-
-class Claimed(Frozen):
-    """What a turn is about."""
-
-    events: tuple[Event, ...] = ()
-    wakes: tuple[Wake, ...] = ()
-
-    def __add__(self, other: Claimed) -> Claimed:
-        return Claimed(events=self.events + other.events, wakes=self.wakes + other.wakes)
-
-
-class PastRun(Frozen):
-    """An older run as prompts carry it: why it happened and what it concluded."""
-
-    run_id: int
-    trigger: Trigger
-    reason: str
-    opened_at: datetime
-    summary: str
-    human: tuple[str, ...]
-
-
-class Standing(Frozen):
-    """What is pinned into every prompt, rendered from the tables each time."""
-
-    installation: str
-    fleet: str
-    mode: Mode
-    policy: Policy
-    objective: str
-    notes: str
-    wakes: tuple[Wake, ...]
-    past_runs: tuple[PastRun, ...]
-    last_digest: str | None
-    last_review_at: datetime | None
-
-
-class Usage(Frozen):
-    tokens_in: int = 0
-    tokens_out: int = 0
-    tokens_cached: int = 0
-    cost_usd: Decimal = Decimal(0)
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            tokens_in=self.tokens_in + other.tokens_in,
-            tokens_out=self.tokens_out + other.tokens_out,
-            tokens_cached=self.tokens_cached + other.tokens_cached,
-            cost_usd=self.cost_usd + other.cost_usd,
-        )
-
-    @property
-    def tokens(self) -> int:
-        return self.tokens_in + self.tokens_out
-
-
-class MessageKind(StrEnum):
-    TRIGGER = "trigger"
-    OBSERVATION = "observation"
-    HUMAN = "human"
-    TOOL_CALL = "tool_call"
-    TOOL_RESULT = "tool_result"
-    FINAL = "final"
-    NOTE = "note"
-
-
-class Message(Frozen):
-    """One row of the conversation log. `call_id` ties a tool's result to its call."""
-
-    turn: int
-    step: int
-    role: str
-    kind: MessageKind
-    content: str
-    call_id: str | None = None
-    calls: tuple[ToolCall, ...] = ()
-
-
-class Ruled(Frozen):
-    """An effect with its ruling; `key` names the intent row, for refused ones too."""
-
-    key: str
-    call_id: str
-    action: dict[str, Any]
-    tool: str
-    ruling: Ruling
-
-
-class ActionStatus(StrEnum):
-    PROPOSED = "proposed"
-    REFUSED = "refused"
-    AWAITING_APPROVAL = "awaiting_approval"
-    INTENDED = "intended"
-    DRY = "dry"
-    SENT = "sent"
-    DONE = "done"
-    FAILED = "failed"
-    UNKNOWN = "unknown"
-    EXPIRED = "expired"
-
-
-class Unsettled(Frozen):
-    """An action whose outcome nobody saw: the call may have reached the provider. `sent_for` is real time."""
-
-    key: str
-    tool: str
-    label: str
-    vast_id: int | None
-    sent_for: timedelta
-
-
-class Closing(Frozen):
-    """How a run ends, or what it carries into its next turn."""
-
-    verdict: Verdict
-    summary: str
-    exit_reason: str
-    quiet: bool
-    observation: Observation
-    asked_model: bool
-
-
-class Closed(Frozen):
-    """What the closing transaction wrote; `verdict` is OR-ed with the ledger."""
-
-    verdict: Verdict
-    no_op: bool
-    usage: Usage
-    turns: int
-    summary: str
-    exit_reason: str
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The offers of the run's last search, and when they were seen."""
-
-    offers: tuple[Offer, ...] = ()
 
 
 class Journal(Protocol):
@@ -402,3 +226,4 @@ class Ports:
     demand: DemandSource
     notifier: Notifier
     journal: Journal
+    count_tokens: CountTokens

@@ -55,10 +55,10 @@ class Launch(Frozen):
     runtype: Annotated[str, Field(pattern="^(args|ssh|ssh_direct|jupyter)$", description="the provider's run type")] = (
         "args"
     )
-    env: Annotated[
-        dict[str, str],
-        Field(description="variables of the box; a value `$NAME` is read from the worker's environment at launch"),
-    ] = {}
+    env: dict[str, str] = Field(
+        default_factory=dict,
+        description="variables of the box; a value `$NAME` is taken from the setting FLEET_BOX_ENV at launch",
+    )
     onstart: Annotated[str, Field(max_length=4000, description="start script of the box")] = ""
 
     @field_validator("image")
@@ -77,9 +77,9 @@ class RunBounds(Frozen):
     max_steps: Annotated[int, Field(ge=1, le=50, description="model calls of one run")] = 12
     max_turns: Annotated[int, Field(ge=1, le=10, description="passes over what was waiting")] = 3
     max_tokens: Annotated[int, Field(ge=1000, description="tokens in and out of one run")] = 300_000
-    max_real_time: Annotated[
-        timedelta, Field(description="shorter than the heartbeat, so that runs do not pile up")
-    ] = timedelta(seconds=240)
+    max_real_time: Annotated[timedelta, Field(description="shorter than the heartbeat: runs must not pile up")] = (
+        timedelta(seconds=240)
+    )
     review_every: Annotated[timedelta, Field(description="an unchanged fleet is shown to the model this often")] = (
         timedelta(minutes=60)
     )

@@ -104,7 +104,7 @@ def inventory_is_known(_: Effect, situation: Situation) -> Refusal | None:
     if isinstance(situation.inventory, Unknown):
         return (
             "inventory_unknown",
-            f"The list of boxes is unknown ({situation.inventory.reason}); unknown is not empty.",
+            f"The list of boxes is unknown: {situation.inventory.reason}. Unknown is not empty.",
         )
     return None
 

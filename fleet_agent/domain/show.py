@@ -1,0 +1,123 @@
+"""How the model sees the world: fixed, compact text for observation, boxes and offers.
+
+Tables instead of JSON, because tokens are paid for and many tokenizers charge every digit; one `name=value` line per
+part, so that a person reads it as easily as the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from fleet_agent.domain.fleet import Box, Offer
+from fleet_agent.domain.observation import Known, Observation, Unknown
+from fleet_agent.domain.policy import Policy
+from fleet_agent.domain.rules import Mode
+
+
+def observation_block(observation: Observation, *, mode: Mode, policy: Policy, now: datetime) -> str:
+    lines = [
+        "[observation]",
+        f"time: {utc(now)}",
+        _demand(observation, now),
+        _account(observation, now),
+        _limits(mode, policy),
+        *boxes_table(observation, now),
+        "[/observation]",
+    ]
+    return "\n".join(lines)
+
+
+def boxes_table(observation: Observation, now: datetime) -> list[str]:
+    match observation.inventory:
+        case Unknown(reason=reason):
+            return [f"boxes: unknown ({reason})"]
+        case Known(value=inventory, seen_at=seen_at):
+            status = {instance.id: instance.actual_status or "preparing" for instance in inventory.instances}
+    live = observation.live_boxes()
+    head = f"boxes: live={len(live)} in_flight={observation.in_flight_count} age_s={_seconds(now - seen_at)}"
+    if not live:
+        return [head]
+    return [head, "id|stage|gpu|usd_per_hour|age_min|status", *(_box(box, status, now) for box in live)]
+
+
+def offers_table(offers: Sequence[Offer]) -> str:
+    if not offers:
+        return "offers: none meets the policy now"
+    head = [f"offers: {len(offers)}, cheapest first", "id|gpu|usd_per_hour|reliability|inet_down_mbps|location"]
+    rows = [
+        f"{offer.id}|{gpu(offer.num_gpus, offer.gpu_name)}|{rate(offer.usd_per_hour)}|{offer.reliability:.3f}"
+        f"|{offer.inet_down_mbps:.0f}|{_cell(offer.location)}"
+        for offer in offers
+    ]
+    return "\n".join(head + rows)
+
+
+def gpu(count: int, name: str) -> str:
+    return f"{count}x {_cell(name)}"
+
+
+def rate(usd_per_hour: Decimal) -> str:
+    return f"{usd_per_hour:.3f}"
+
+
+def utc(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _demand(observation: Observation, now: datetime) -> str:
+    match observation.demand:
+        case Unknown(reason=reason):
+            return f"demand: unknown ({reason})"
+        case Known(value=demand, seen_at=seen_at):
+            oldest = _figure(None if demand.oldest_pending is None else demand.oldest_pending.total_seconds())
+            return (
+                f"demand: pending={demand.pending} running={demand.running} oldest_pending_s={oldest} "
+                f"done_per_hour={_figure(demand.done_per_hour)} failed_per_hour={_figure(demand.failed_per_hour)} "
+                f"age_s={_seconds(now - seen_at)}"
+            )
+
+
+def _account(observation: Observation, now: datetime) -> str:
+    match observation.account:
+        case Unknown(reason=reason):
+            return f"account: unknown ({reason})"
+        case Known(value=account, seen_at=seen_at):
+            left = observation.runway()
+            hours = "?" if left is None else f"{left.total_seconds() / 3600:.1f}"
+            return (
+                f"account: credit_usd={account.credit_usd:.2f} burn_usd_per_hour={rate(observation.burn())} "
+                f"runway_hours={hours} age_s={_seconds(now - seen_at)}"
+            )
+
+
+def _limits(mode: Mode, policy: Policy) -> str:
+    limits = policy.limits
+    return (
+        f"limits: mode={mode.value} max_boxes={limits.max_boxes} max_usd_per_hour={limits.max_usd_per_hour} "
+        f"max_usd_per_hour_per_box={limits.max_usd_per_hour_per_box} max_rents_per_run={limits.max_rents_per_run} "
+        f"max_destroys_per_run={limits.max_destroys_per_run}"
+    )
+
+
+def _box(box: Box, status: dict[int, str], now: datetime) -> str:
+    seen = status.get(box.vast_id, "not listed") if box.vast_id is not None else "not seen yet"
+    age = (now - box.rented_at).total_seconds() / 60
+    number = "?" if box.vast_id is None else box.vast_id
+    return (
+        f"{number}|{box.stage.value}|{gpu(box.num_gpus, box.gpu_name)}|{rate(box.usd_per_hour)}|{age:.0f}|{_cell(seen)}"
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "?" if value is None else f"{value:.0f}"
+
+
+def _seconds(duration: timedelta) -> int:
+    return max(0, round(duration.total_seconds()))
+
+
+def _cell(text: str) -> str:
+    """A provider's text must not break the table it stands in."""
+    return " ".join(text.replace("|", "/").split())[:40]

@@ -1,0 +1,49 @@
+"""Look at the world: inventory, demand and money, each Known with its time or Unknown with its reason.
+
+A source that cannot be read makes its part Unknown and the run goes on: safety does not wait for demand. Only what a
+person must change (`FixSetup`) ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from fleet_agent.domain.observation import Known, Observation, Unknown
+from fleet_agent.domain.run import Run
+from fleet_agent.errors import TryLater
+from fleet_agent.ports import Ports
+
+Part = TypeVar("Part")
+
+
+async def observe(run: Run, ports: Ports) -> Observation:
+    """One look; what it shows of our boxes is recorded in the ledger before anybody decides on it."""
+    inventory, demand, account = await asyncio.gather(
+        _look(ports.market.inventory(), ports),
+        _look(ports.demand.demand(), ports),
+        _look(ports.market.account(), ports),
+    )
+    if isinstance(inventory, Known):
+        boxes = await ports.journal.record_sighting(run, inventory.value)
+    else:
+        boxes = await ports.journal.boxes(run)
+    in_flight_count, in_flight_usd_per_hour = await ports.journal.in_flight(run)
+    return Observation(
+        taken_at=ports.clock.now(),
+        inventory=inventory,
+        demand=demand,
+        account=account,
+        boxes=boxes,
+        in_flight_count=in_flight_count,
+        in_flight_usd_per_hour=in_flight_usd_per_hour,
+    )
+
+
+async def _look(question: Awaitable[Part], ports: Ports) -> Known[Part] | Unknown:
+    try:
+        answer = await question
+    except TryLater as error:
+        return Unknown(reason=error.cause)
+    return Known(value=answer, seen_at=ports.clock.now())

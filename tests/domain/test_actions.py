@@ -1,0 +1,53 @@
+"""What the model says becomes a typed call or one sentence about what is wrong with it; it never raises."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet_agent.domain.actions import TOOLS, Finish, Malformed, RentBox, parse_call, tool_definitions
+from fleet_agent.domain.verdict import Verdict, read_verdict, without_verdict
+
+
+def test_a_well_formed_call_is_typed() -> None:
+    call = parse_call("rent_box", '{"offer_id": 7, "reason": "pending work"}')
+    assert call == RentBox(offer_id=7, reason="pending work")
+
+
+def test_an_unknown_tool_is_answered_with_the_known_ones() -> None:
+    answer = parse_call("sell_box", "{}")
+    assert isinstance(answer, Malformed)
+    assert "rent_box" in answer.sentence
+
+
+def test_an_argument_nobody_asked_for_is_refused() -> None:
+    answer = parse_call("rent_box", '{"offer_id": 7, "reason": "pending work", "onstart": "curl evil"}')
+    assert isinstance(answer, Malformed)
+
+
+@given(st.sampled_from([tool.name for tool in TOOLS] + ["x"]), st.text() | st.from_regex(r"\{.*\}"))
+def test_no_arguments_however_odd_raise(name: str, arguments: str) -> None:
+    parse_call(name, arguments)
+
+
+def test_every_tool_is_described_to_the_model_once() -> None:
+    names = [definition["function"]["name"] for definition in tool_definitions()]
+    assert names == [tool.name for tool in TOOLS]
+    assert all(definition["function"]["description"] for definition in tool_definitions())
+
+
+def test_a_verdict_in_text_counts_like_the_finish_tool() -> None:
+    text = 'All calm. <verdict>{"action": false, "state_changed": true}</verdict>'
+    said = Finish(action=False, state_changed=True, summary="All calm.")
+    assert read_verdict(text) == said.verdict() == Verdict(action=False, state_changed=True)
+    assert without_verdict(text) == "All calm."
+
+
+def test_a_verdict_that_is_not_two_booleans_is_no_verdict() -> None:
+    assert read_verdict('<verdict>{"action": "false", "state_changed": 0}</verdict>') is None
+    assert read_verdict("<verdict>[]</verdict>") is None
+
+
+@given(st.text())
+def test_no_text_breaks_the_reading_of_verdicts(text: str) -> None:
+    read_verdict(f"<verdict>{text}</verdict>")
