@@ -201,8 +201,9 @@ def _exhausted(bounds: RunBounds, talk: Talk) -> str | None:
 
 
 async def _ask(talk: Talk, prompt: Prompt) -> ModelReply:
-    await talk.ports.journal.stay_alive(talk.run)  # the fence is read again: a stale run must not pay for a reply
-    reply = await talk.ports.model.reply(prompt.messages, prompt.tools)
+    body = talk.ports.model.body(prompt.messages, prompt.tools)
+    await talk.ports.journal.about_to_ask(talk.run, body)
+    reply = await talk.ports.model.reply(body)
     talk.usage += reply.usage
     return reply
 

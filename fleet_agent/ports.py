@@ -107,13 +107,15 @@ class Market(Protocol):
 class Model(Protocol):
     """The LLM behind any OpenAI-compatible server."""
 
-    name: str
+    def body(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The exact request body, so that it can be kept and shown before it is sent. Pure."""
+        ...
 
-    async def reply(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> ModelReply:
+    async def reply(self, body: Mapping[str, Any]) -> ModelReply:
         """One reply, normalised: `calls` decides, never a finish reason.
 
         Bounded by a total deadline in real time, Retry-After included.
-        Raises ModelUnreachable, KeyRefused, ContextTooLong, ModelUnusable.
+        Raises ModelUnreachable, KeyRefused, FixSetup, ContextTooLong, ModelUnusable.
         """
         ...
 
@@ -151,6 +153,11 @@ class Journal(Protocol):
 
     async def stay_alive(self, run: Run) -> None:
         """Renew `seen_at`. Raises RunSuperseded."""
+        ...
+
+    async def about_to_ask(self, run: Run, body: Mapping[str, Any]) -> None:
+        """Keep the request body (the newest of a run) before it is sent. Raises RunSuperseded: a stale run must not
+        pay for a reply."""
         ...
 
     async def standing(self, run: Run) -> Standing: ...

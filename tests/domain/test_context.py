@@ -137,7 +137,7 @@ boxes: live=1 in_flight=1 age_s=2
 id|stage|gpu|usd_per_hour|age_min|status
 101|proving|1x RTX 4090|0.400|0|running
 [/observation]\
-""")
+""")  # noqa: E501
 
 
 def test_what_is_unknown_is_never_shown_as_a_number() -> None:

@@ -1,0 +1,43 @@
+# Each target makes its own set-up: a fresh machine needs Python ≥ 3.11 and make, nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: setup demo test check fix lock bench-run
+
+setup: $(VENV)/.ready
+demo: $(VENV)/.ready            ## the whole system against the simulator; ARGS="--runs 3"
+	@$(BIN)/fleet-agent demo $(ARGS)
+
+test: $(VENV)/.dev              ## every test; ARGS="tests/story -k rent"
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+check: $(VENV)/.dev             ## format, lint, types, import contract; no tests
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/basedpyright
+	@$(BIN)/lint-imports --no-cache
+
+fix: $(VENV)/.dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench-run: $(VENV)/.dev         ## one run without model and provider time, as one line of JSON
+	@$(BIN)/python -m tests.benchmarks.run
+
+$(VENV)/.ready: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or later is needed, this is " + sys.version.split()[0] + " → make PYTHON=python3.11")'
+	@echo "Installing into $(VENV) (about a minute) …"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.ready requirements-dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-dev.txt
+	@touch $@
+
+lock:                           ## compile the lock files anew; needs uv
+	uv pip compile pyproject.toml --extra build --universal --generate-hashes --python-version 3.11 --no-header -q -o requirements.txt
+	uv pip compile pyproject.toml --extra build --extra dev --universal --generate-hashes --python-version 3.11 --no-header -q -c requirements.txt -o requirements-dev.txt
