@@ -1,0 +1,355 @@
+"""The command line: words in, one call of `controls` or `reading`, rows out.
+
+A verb finds the running tree through its runtime file. Lists take `--json` and then use the column names of the
+tables. An error is one line with cause and remedy and an exit code: 2 where a person must change something, 1 else.
+Modules that take seconds to import are imported by the verbs that need them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.exceptions import TyperException
+
+from fleet_agent import controls, environments
+from fleet_agent.controls import Desk
+from fleet_agent.domain.policy import flattened
+from fleet_agent.domain.rules import Mode
+from fleet_agent.errors import FixSetup, FleetAgentError
+from fleet_agent.printing import ACTION_COLUMNS, RUN_COLUMNS, print_json, print_rows, print_status
+from fleet_agent.runtime import Runtime, live_runtime
+from fleet_agent.settings import Settings
+
+app = typer.Typer(
+    help="The operator of a rented GPU proving fleet.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+objective_app = typer.Typer(help="What the agent is to achieve, in the operator's words.", no_args_is_help=True)
+policy_app = typer.Typer(help="The operator's limits.", no_args_is_help=True)
+app.add_typer(objective_app, name="objective")
+app.add_typer(policy_app, name="policy")
+
+AsJson = Annotated[bool, typer.Option("--json", help="as JSON, with the column names of the tables")]
+FleetName = Annotated[str | None, typer.Option("--fleet", help="default: FLEET_FLEET, else main")]
+
+
+def main() -> None:
+    """The entry point: every error a person can do something about is one line."""
+    try:
+        sys.exit(app(standalone_mode=False))
+    except FixSetup as error:
+        _stop(str(error), 2)
+    except FleetAgentError as error:
+        _stop(str(error), 1)
+    except TyperException as error:
+        _stop(f"{error} → fleet-agent --help", 2)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+
+
+# --- the whole system ------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def demo(
+    runs: Annotated[int | None, typer.Option(min=1, help="end after so many runs; default: on Ctrl-C")] = None,
+    scenario: Annotated[str, typer.Option(help="first-light, calm-day or idle")] = "first-light",
+    speed: Annotated[float, typer.Option(min=1, max=60, help="business seconds per real second")] = 15,
+) -> None:
+    """Watch the whole system work against the simulator: nothing is rented, nothing is paid."""
+    from fleet_agent.foreground import run_demo
+
+    raise typer.Exit(asyncio.run(run_demo(_settings(), runs=runs, scenario=scenario, speed=speed, tell=_tell)))
+
+
+@app.command()
+def up() -> None:
+    """Run the agent for real, until Ctrl-C: database, Prefect server and worker in one process tree."""
+    from fleet_agent.foreground import run_up
+
+    raise typer.Exit(asyncio.run(run_up(_settings(), tell=_tell)))
+
+
+@app.command()
+def deploy() -> None:
+    """Bring Prefect up to date with `prefect.yaml`; doing it twice changes nothing more."""
+    from fleet_agent.deploy import deploy as deploy_to_prefect
+    from fleet_agent.store.installation import timeline
+
+    with _desk(None) as (desk, live):
+        speed = timeline(desk.database).speed
+    os.environ |= environments.of_prefect_client(_alive(live))
+    for line in asyncio.run(deploy_to_prefect(speed)):
+        _tell(line)
+
+
+@app.command()
+def doctor() -> None:
+    """Check the whole installation; every finding says how to mend it."""
+    from fleet_agent.doctor import examine
+
+    live = _live_tree(_settings())
+    well = True
+    for finding in asyncio.run(examine(_settings_of(live, None), live)):
+        _tell(f"{'ok ' if finding.well else 'BAD'}  {finding.sentence}")
+        well = well and finding.well
+    raise typer.Exit(0 if well else 1)
+
+
+@app.command()
+def sim(
+    vast_port: Annotated[int, typer.Option(help="the market, and the demand under /demand")],
+    model_port: Annotated[int, typer.Option(help="the model, OpenAI's API under /v1")],
+    seed: int = 0,
+    speed: Annotated[float, typer.Option(min=0.001, help="business seconds per real second")] = 1,
+    scenario: str = "calm-day",
+    api_key: Annotated[str | None, typer.Option(help="the only key that is accepted; default: any")] = None,
+) -> None:
+    """Run only the simulators, for the official `vastai` command line or for an agent of your own."""
+    from fleet_agent.sim import server
+
+    arguments = [f"--vast-port={vast_port}", f"--model-port={model_port}", f"--seed={seed}", f"--speed={speed}"]
+    key = [] if api_key is None else [f"--api-key={api_key}"]
+    raise typer.Exit(server.main([*arguments, f"--scenario={scenario}", *key]))
+
+
+@app.command()
+def cycle(
+    once: Annotated[bool, typer.Option("--once", help="one run; there is no other way yet")] = False,
+    fleet: FleetName = None,
+) -> None:
+    """Walk one run here and now, without Prefect."""
+    if not once:
+        raise FixSetup("`cycle` walks one run and ends", "fleet-agent cycle --once")
+    from fleet_agent.foreground import run_once
+
+    report = asyncio.run(run_once(_settings(fleet)))
+    _tell(report.markdown)
+    raise typer.Exit(1 if report.failed else 0)
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def status(fleet: FleetName = None, as_json: AsJson = False) -> None:
+    """The fleet at a glance."""
+    from fleet_agent.store import reading
+
+    with _desk(fleet) as (desk, live), desk.database.transaction() as tx:
+        found = reading.status(tx, desk.fleet, now=desk.clock.now()) | {"tree": live and live.pid}
+    print_json(found) if as_json else print_status(found)
+
+
+@app.command()
+def runs(
+    last: Annotated[int, typer.Option(min=1, help="how many of the newest")] = 20,
+    fleet: FleetName = None,
+    as_json: AsJson = False,
+) -> None:
+    """What the agent did, oldest first: trigger, verdict, tokens, cost, and why it ended."""
+    from fleet_agent.store import reading
+
+    with _desk(fleet) as (desk, _), desk.database.transaction() as tx:
+        rows = reading.runs(tx, desk.fleet, last=last)[::-1]
+    print_rows(rows, RUN_COLUMNS, as_json=as_json)
+
+
+@app.command("ledger")
+def show_ledger(
+    last: Annotated[int, typer.Option(min=1, help="how many of the newest")] = 50,
+    fleet: FleetName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every action: who asked, what the rules said, what became of it."""
+    from fleet_agent.store import reading
+
+    with _desk(fleet) as (desk, _), desk.database.transaction() as tx:
+        rows = reading.actions(tx, desk.fleet, last=last)[::-1]
+    print_rows(rows, ACTION_COLUMNS, as_json=as_json)
+
+
+@app.command()
+def prompt(
+    run: Annotated[int | None, typer.Option(help="the run whose newest request is shown; default: the next")] = None,
+    fleet: FleetName = None,
+) -> None:
+    """The exact request body that was or would be sent to the model, and its token count."""
+    from fleet_agent import wiring
+
+    async def next_request(desk: Desk, settings: Settings) -> tuple[dict[str, Any], int]:
+        async with wiring.open_ports(settings) as ports:
+            return await controls.next_request(desk, ports)
+
+    with _desk(fleet) as (desk, live):
+        if run is not None:
+            body, tokens = controls.sent_request(desk, run, wiring.count_bytes)
+        else:
+            body, tokens = asyncio.run(next_request(desk, _settings_of(live, fleet)))
+    print_json({"tokens": tokens, "body": body})
+
+
+# --- steering --------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def say(text: str, fleet: FleetName = None) -> None:
+    """Leave a message for the agent; the next run answers it."""
+    with _desk(fleet) as (desk, _):
+        event = controls.say(desk, text)
+    _tell(f"Message {event} waits for the next run; `fleet-agent run-now` starts one at once.")
+
+
+@app.command("run-now")
+def run_now(fleet: FleetName = None) -> None:
+    """Start a run at once; it asks the model whatever it finds."""
+    from fleet_agent import wiring
+
+    async def start(desk: Desk, live: Runtime) -> str:
+        async with wiring.open_orchestrator(live.api_url, live.auth_string) as orchestrator:
+            return await controls.run_now(desk, orchestrator)
+
+    with _desk(fleet) as (desk, live):
+        tree = _alive(live)
+        flow_run_id = asyncio.run(start(desk, tree))
+    _tell(f"Flow run {flow_run_id} is on its way: {tree.ui_url}/runs/flow-run/{flow_run_id}")
+
+
+@app.command("reset-session")
+def reset_session(fleet: FleetName = None) -> None:
+    """Begin a new conversation. Run ids go on counting; wakes, policy and objective stay."""
+    with _desk(fleet) as (desk, _):
+        epoch = controls.reset_session(desk)
+    _tell(f"A new session begins with the next run (epoch {epoch}).")
+
+
+@app.command()
+def pause(fleet: FleetName = None) -> None:
+    """Nothing is rented or destroyed from now on; the agent goes on looking and answering."""
+    with _desk(fleet) as (desk, _):
+        controls.set_mode(desk, Mode.PAUSED)
+    _tell("Paused. Boxes that run go on billing.")
+
+
+@app.command()
+def resume(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="everything happens but the calls")] = False,
+    fleet: FleetName = None,
+) -> None:
+    """Let the agent act again."""
+    with _desk(fleet) as (desk, _):
+        controls.set_mode(desk, Mode.DRY_RUN if dry_run else Mode.LIVE)
+    _tell("Dry run: everything happens but the calls." if dry_run else "Live.")
+
+
+@app.command("destroy-all")
+def destroy_all(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False, fleet: FleetName = None
+) -> None:
+    """Emergency stop: pause, then destroy every box of this fleet, whatever else is dead."""
+    from fleet_agent import wiring
+
+    async def stop(desk: Desk, settings: Settings) -> None:
+        async with wiring.open_market(settings, desk.database) as market:
+            await controls.destroy_all(desk, market, sleep=asyncio.sleep, tell=_tell)
+
+    with _desk(fleet) as (desk, live):
+        if not yes:
+            typer.confirm(f"Destroy every box of fleet {desk.fleet}?", abort=True)
+        asyncio.run(stop(desk, _settings_of(live, fleet)))
+
+
+@objective_app.command("get")
+def objective_get(fleet: FleetName = None) -> None:
+    with _desk(fleet) as (desk, _):
+        _tell(controls.objective(desk) or "(none set)")
+
+
+@objective_app.command("set")
+def objective_set(text: str, fleet: FleetName = None) -> None:
+    with _desk(fleet) as (desk, _):
+        controls.set_objective(desk, text)
+    _tell("Set. The next run sees it.")
+
+
+@policy_app.command("get")
+def policy_get(fleet: FleetName = None, as_json: AsJson = False) -> None:
+    """Every key with its value."""
+    with _desk(fleet) as (desk, _):
+        values = flattened(controls.policy(desk))
+    if as_json:
+        print_json(values)
+    else:
+        for key, value in values.items():
+            _tell(f"{key}={value}")
+
+
+@policy_app.command("set")
+def policy_set(changes: Annotated[list[str], typer.Argument(metavar="KEY=VALUE…")], fleet: FleetName = None) -> None:
+    """Set keys, such as limits.max_boxes=6; all or none."""
+    pairs = [change.partition("=") for change in changes]
+    if any(not separator for _, separator, _ in pairs):
+        raise FixSetup("a change is KEY=VALUE", "fleet-agent policy set limits.max_boxes=6")
+    with _desk(fleet) as (desk, _):
+        controls.set_policy(desk, {key: value for key, _, value in pairs})
+    _tell("Set. In force for the next effect.")
+
+
+# --- where things are ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _desk(fleet: str | None) -> Generator[tuple[Desk, Runtime | None]]:
+    """The database of the running tree, or the one that the settings name, started on demand."""
+    from fleet_agent import wiring
+
+    live = _live_tree(_settings(fleet))
+    settings = _settings_of(live, fleet)
+    with wiring.open_store(settings) as database:
+        yield Desk(database=database, clock=wiring.clock_of(database), fleet=settings.fleet, who="cli"), live
+
+
+def _settings(fleet: str | None = None) -> Settings:
+    settings = Settings.load(Path(".env"))
+    return settings if fleet is None else settings.with_fleet(fleet)
+
+
+def _live_tree(settings: Settings) -> Runtime | None:
+    """The one tree that runs: that of `up`, or the demo's. Raises FixSetup when both do."""
+    found = [tree for folder in (settings.data_dir, settings.demo_data_dir) if (tree := live_runtime(folder))]
+    if len(found) > 1:
+        raise FixSetup(
+            "`up` and a demo are running",
+            f"say which: FLEET_DATA_DIR={found[0].data_dir} or FLEET_DATA_DIR={found[1].data_dir}",
+        )
+    return found[0] if found else None
+
+
+def _alive(live: Runtime | None) -> Runtime:
+    if live is None:
+        raise FixSetup("no process tree is running", "`fleet-agent up`, or `fleet-agent cycle --once` without one")
+    return live
+
+
+def _settings_of(live: Runtime | None, fleet: str | None) -> Settings:
+    """The settings of the running tree: a demo has its own addresses and keys."""
+    settings = _settings(fleet)
+    return settings if live is None else settings.model_copy(update=live.settings())
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)
+
+
+def _stop(line: str, code: int) -> NoReturn:
+    print(f"fleet-agent: {line}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,395 @@
+"""The LLM behind any server that speaks OpenAI's chat completions.
+
+    body → ask (again and again, within one deadline) → JSON of any shape → normalize_reply → ModelReply
+
+Servers that call themselves compatible differ in everything but the address. So nothing of an answer is trusted:
+`normalize_reply` is the one place that knows how they go wrong, it never raises, and what leaves it can be replayed to
+any server: our own unique call ids, canonical arguments, plain text, no reasoning.
+
+There is one layer of retries, here. The SDK's own is off, and no layer above repeats a model call; each of those would
+multiply the others. Importing this module is cheap; the SDK, which is not, is loaded with the first client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import string
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_result,
+    wait_exponential_jitter,
+)
+
+from fleet_agent.clients.pace import retry_after
+from fleet_agent.clients.secrecy import bare_address, quoted
+from fleet_agent.domain.run import ModelReply, ToolCall, Usage
+from fleet_agent.errors import ContextTooLong, FixSetup, FleetAgentError, KeyRefused, ModelUnreachable, ModelUnusable
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncBaseTransport
+    from openai import AsyncOpenAI
+
+DEADLINE = timedelta(seconds=120)
+"""Real time for one reply with everything: waits that the server asked for included. Half of what a run may take."""
+
+ATTEMPTS = 4
+BACKOFF = wait_exponential_jitter(initial=1, max=20)
+MOST_CALLS = 8
+"""Calls of one reply that are kept. More is a server or a model gone wrong; a run has better bounds for good ideas."""
+
+WORTH_ANOTHER_TRY = {
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.CONFLICT,
+    HTTPStatus.TOO_EARLY,
+    HTTPStatus.TOO_MANY_REQUESTS,
+}
+
+TOO_LONG = re.compile(
+    r"context.?(length|window|size)|maximum context|exceed\w* .{0,40}context|prompt is too long|too many \w*? ?token",
+    re.IGNORECASE,
+)
+"""How servers say that a prompt does not fit; the status is 400, 413 or 500, and only some send a code."""
+
+CHECK_KEY = "check FLEET_MODEL_API_KEY"
+NOTHING_USED = Usage()
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """What is asked for in every request, and what it costs."""
+
+    model: str
+    max_output_tokens: int = 2000
+    max_output_tokens_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    temperature: float | None = None
+    """None: the server's own. Some models refuse any other."""
+    usd_per_million_tokens_in: Decimal = Decimal(0)
+    usd_per_million_tokens_out: Decimal = Decimal(0)
+
+
+def open_client(base_url: str, api_key: str | None, *, transport: AsyncBaseTransport | None = None) -> AsyncOpenAI:
+    """A client for `ChatModel`; close it when done. No redirect is followed, so the key stays with `base_url`.
+
+    Local servers ask for no key, but the SDK insists on one.
+    """
+    import httpx2
+    from openai import AsyncOpenAI
+
+    timeout = httpx2.Timeout(DEADLINE.total_seconds(), connect=5)
+    return AsyncOpenAI(
+        base_url=base_url,
+        api_key=api_key or "no-key",
+        max_retries=0,
+        http_client=httpx2.AsyncClient(transport=transport, timeout=timeout),
+    )
+
+
+@dataclass(frozen=True)
+class Setback:
+    """A try that another try may cure. `answered`: there was a reply, which could not be used and is paid for."""
+
+    cause: str
+    remedy: str = "the next run tries again"
+    pause: timedelta | None = None
+    answered: bool = False
+    usage: Usage = NOTHING_USED
+
+
+class ChatModel:
+    """`ports.Model` for one model on one server. `client` is one from `open_client`."""
+
+    def __init__(
+        self,
+        client: AsyncOpenAI,
+        options: ChatOptions,
+        *,
+        elapsed: Callable[[], timedelta],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        deadline: timedelta = DEADLINE,
+    ) -> None:
+        self._client = client
+        self._options = options
+        self._elapsed = elapsed
+        self._sleep = sleep
+        self._deadline = deadline
+        self._address = bare_address(str(client.base_url))
+
+    def body(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self._options.model,
+            "messages": [dict(message) for message in messages],
+            self._options.max_output_tokens_name: self._options.max_output_tokens,
+        }
+        if tools:  # an empty list is refused by some servers
+            body["tools"] = [dict(tool) for tool in tools]
+        if self._options.temperature is not None:
+            body["temperature"] = self._options.temperature
+        return body
+
+    async def reply(self, body: Mapping[str, Any]) -> ModelReply:
+        ends_at = self._elapsed() + self._deadline
+        wasted: list[Usage] = []
+        retrying = AsyncRetrying(
+            retry=retry_if_result(lambda outcome: isinstance(outcome, Setback)),
+            wait=_pause,
+            stop=self._hopeless(ends_at),
+            sleep=self._sleep,
+            before_sleep=lambda state: wasted.append(_outcome(state).usage),
+            retry_error_callback=_outcome,
+        )
+        outcome = await retrying.wraps(self._ask)(body, ends_at)
+        usage = self._priced(sum(wasted, start=outcome.usage))
+        if isinstance(outcome, ModelReply):
+            return outcome.model_copy(update={"usage": usage})
+        if outcome.answered:
+            raise ModelUnusable(outcome.cause, outcome.remedy, tokens_in=usage.tokens_in, tokens_out=usage.tokens_out)
+        raise ModelUnreachable(outcome.cause, outcome.remedy)
+
+    def _hopeless(self, ends_at: timedelta) -> Callable[[RetryCallState], bool]:
+        """Whether to give up: after the last attempt, or when the next could not begin in time."""
+        return lambda state: (
+            state.attempt_number >= ATTEMPTS or self._elapsed() + timedelta(seconds=state.upcoming_sleep) >= ends_at
+        )
+
+    async def _ask(self, body: Mapping[str, Any], ends_at: timedelta) -> ModelReply | Setback:
+        """One try. Raises what no further try would cure."""
+        from httpx2 import Response
+        from openai import APIConnectionError, APIStatusError, APITimeoutError
+
+        try:
+            async with asyncio.timeout((ends_at - self._elapsed()).total_seconds()):
+                response = await self._client.post("/chat/completions", body=dict(body), cast_to=Response)
+        except (APITimeoutError, TimeoutError):
+            return Setback(f"the model at {self._address} did not answer in time")
+        except APIConnectionError as error:
+            return Setback(
+                f"the model server at {self._address} cannot be reached ({self._quoted(str(error.__cause__))})",
+                "start it, or correct FLEET_MODEL_URL",
+            )
+        except APIStatusError as error:
+            # The error repeats what the server said, which may be the key: it must not go on as a cause.
+            refusal = _read_error(error.body, NOTHING_USED)
+            return self._failed(error.status_code, refusal, error.response.headers)
+        normalized = normalize_reply(_parsed(response.text), salt=_digest(body))
+        if isinstance(normalized, ModelReply):
+            return normalized
+        if normalized.status is not None:
+            return self._failed(normalized.status, normalized, response.headers)
+        return Setback(
+            f"the model at {self._address} sent no usable reply: {self._quoted(normalized.cause)}",
+            answered=True,
+            usage=normalized.usage,
+        )
+
+    def _failed(self, status: int, refusal: NoReply, headers: Mapping[str, str]) -> Setback:
+        """What a refused request means. Raises it, or returns it where another try may help."""
+        said = self._quoted(f"{refusal.code}: {refusal.cause}" if refusal.code else refusal.cause)
+        failure = self._lasting_failure(status, refusal.code, said)
+        if failure is not None:
+            raise failure from None
+        return Setback(f"the model server at {self._address} answered {status} ({said})", pause=retry_after(headers))
+
+    def _lasting_failure(self, status: int, code: str, said: str) -> FleetAgentError | None:
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return KeyRefused(f"the model server at {self._address} does not accept the API key ({said})", CHECK_KEY)
+        if status == HTTPStatus.PAYMENT_REQUIRED or code == "insufficient_quota":
+            return FixSetup(f"the account at {self._address} has no quota left ({said})", "add credit there")
+        if status == HTTPStatus.NOT_FOUND:
+            return FixSetup(
+                f"there is no model {self._options.model!r} at {self._address} ({said})",
+                "check FLEET_MODEL_NAME and FLEET_MODEL_URL; the address usually ends in /v1",
+            )
+        if status in WORTH_ANOTHER_TRY:  # before the next: "too many tokens" a minute is no matter of length
+            return None
+        if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or TOO_LONG.search(said):
+            return ContextTooLong(f"the model server at {self._address} finds the prompt too long ({said})")
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return None
+        return FixSetup(
+            f"the model server at {self._address} refused the request with {status} ({said})",
+            "check the FLEET_MODEL_* settings against what this server accepts",
+        )
+
+    def _quoted(self, words: str) -> str:
+        return quoted(words, [self._client.api_key])
+
+    def _priced(self, usage: Usage) -> Usage:
+        cost = (
+            usage.tokens_in * self._options.usd_per_million_tokens_in
+            + usage.tokens_out * self._options.usd_per_million_tokens_out
+        ) / 1_000_000
+        return usage.model_copy(update={"cost_usd": cost})
+
+
+def _pause(state: RetryCallState) -> float:
+    asked_for = _outcome(state).pause
+    return BACKOFF(state) if asked_for is None else asked_for.total_seconds()
+
+
+def _outcome(state: RetryCallState) -> Any:
+    assert state.outcome is not None
+    return state.outcome.result()
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _parsed(text: str) -> object:
+    """The JSON of an answer, or its text where it is none: a page of a proxy, a stream, half a document."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+# --- normalisation: pure, never raises --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NoReply:
+    """A success that holds no reply. `status` and `code` where the server says that another one failed behind it."""
+
+    cause: str
+    status: int | None = None
+    code: str = ""
+    usage: Usage = NOTHING_USED
+
+
+def normalize_reply(body: object, *, salt: str = "") -> ModelReply | NoReply:
+    """What a server sent with status 200, as one reply that can be acted on, stored and replayed. Never raises.
+
+    Whether there are calls is decided by the calls alone, never by a finish reason. Call ids are ours, for servers
+    repeat theirs, omit them or insist on nine letters: they follow from `salt` and the position, so that one `salt` per
+    request makes them unique in a conversation. Reasoning is dropped. Arguments are a JSON object in canonical form, or
+    `{}` and marked malformed.
+    """
+    answer = _dict(body)
+    usage = _usage(_dict(answer.get("usage")))
+    choice = _dict(next(iter(_list(answer.get("choices"))), None))
+    error = answer.get("error") or choice.get("error")
+    if error:
+        return _read_error(error, usage)
+    if not isinstance(body, dict):
+        return NoReply(f"not a JSON object but {_words(body)[:60]!r}", usage=usage)
+    if not isinstance(choice.get("message"), dict):
+        return NoReply("no choices", usage=usage)
+    message = _dict(choice["message"])
+    calls = [_dict(call) for call in _list(message.get("tool_calls")) if isinstance(_dict(call).get("function"), dict)]
+    return ModelReply(
+        text=_text(message.get("content")),
+        calls=tuple(_call(call, salt, position) for position, call in enumerate(calls[:MOST_CALLS])),
+        usage=usage,
+    )
+
+
+def _read_error(error: object, usage: Usage) -> NoReply:
+    """What a server says went wrong: in OpenAI's envelope, in FastAPI's, or in plain words.
+
+    Gateways report the failure of the server behind them inside a success, with its status as `code`.
+    """
+    details = _dict(error)
+    code, kind = _words(details.get("code")), _words(details.get("type"))
+    words = _words(details.get("message")) or _words(details.get("detail")) or _words(error)
+    status = int(code) if re.fullmatch("[45][0-9][0-9]", code) else None
+    return NoReply(words or "an error without a message", status, kind if status else code or kind, usage)
+
+
+def _text(content: object) -> str:
+    """Plain text, whether it came as text, as nothing or in parts; parts that are no text are left out."""
+    if isinstance(content, str):
+        return _storable_text(content)
+    return _storable_text("".join(_text_of_part(part) for part in _list(content)))
+
+
+def _text_of_part(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    text = _dict(part).get("text")
+    return text if isinstance(text, str) and _dict(part).get("type") in (None, "text", "output_text") else ""
+
+
+def _call(call: dict[str, Any], salt: str, position: int) -> ToolCall:
+    function = _dict(call["function"])
+    arguments = _object(function.get("arguments"))
+    return ToolCall(
+        id=_minted_id(salt, position),
+        # Servers refuse a history that holds any other letter, even one that they produced themselves.
+        name=re.sub(r"[^a-zA-Z0-9_-]", "_", _words(function.get("name")) or "unnamed")[:64],
+        arguments=arguments or "{}",
+        provider_id=_words(call.get("id")),
+        malformed=arguments is None,
+    )
+
+
+def _minted_id(salt: str, position: int) -> str:
+    """Nine letters and digits: eight from the salt, and the position, which makes them unique within a reply."""
+    alphabet = string.ascii_lowercase + string.digits
+    digest = hashlib.sha256(f"{salt}/{position}".encode("utf-8", "replace")).digest()
+    return "".join(alphabet[byte % len(alphabet)] for byte in digest[:8]) + alphabet[position]
+
+
+def _object(arguments: object) -> str | None:
+    """A JSON object in canonical form, None where `arguments` is none; nothing at all means no arguments."""
+    try:
+        value = json.loads(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
+        if not isinstance(value, dict | None):
+            return None
+        return json.dumps(
+            _storable(value or {}), ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
+        )
+    except (ValueError, RecursionError):
+        return None
+
+
+def _storable(value: Any) -> Any:
+    """`value` with every text such that any database and any wire takes it."""
+    members, items = _dict(value), _list(value)
+    if members:
+        return {_storable_text(name): _storable(member) for name, member in members.items()}
+    if items:
+        return [_storable(item) for item in items]
+    return _storable_text(value) if isinstance(value, str) else value
+
+
+def _storable_text(text: str) -> str:
+    """Without NUL, which PostgreSQL refuses, and without half surrogate pairs, which UTF-8 cannot say."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "")
+
+
+def _usage(usage: dict[str, Any]) -> Usage:
+    tokens_in = _count(usage.get("prompt_tokens"))
+    cached = _count(_dict(usage.get("prompt_tokens_details")).get("cached_tokens"))
+    return Usage(
+        tokens_in=tokens_in,
+        tokens_out=_count(usage.get("completion_tokens")),
+        tokens_cached=min(cached, tokens_in),
+    )
+
+
+def _count(value: object) -> int:
+    return int(value) if isinstance(value, int | float) and 0 <= value < 1e12 else 0
+
+
+def _words(value: object) -> str:
+    """Text or a number as text; nothing of anything else."""
+    return _storable_text(str(value)) if isinstance(value, str | int | float) else ""
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []

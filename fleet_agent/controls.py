@@ -1,0 +1,180 @@
+"""What a person can do, one function each; the command line uses them, and so will every other face.
+
+Posting and steering are one transaction of our database and need nothing else to live. Two things reach outside:
+`run_now` asks Prefect for a flow run, and `destroy_all`, the emergency stop, speaks with the provider itself, so that
+it works when everything else is dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from fleet_agent.domain.context import compose, estimate, turn_block
+from fleet_agent.domain.fleet import Inventory, ours
+from fleet_agent.domain.ledger import ActionStatus
+from fleet_agent.domain.policy import Policy
+from fleet_agent.domain.rules import Mode
+from fleet_agent.domain.run import Message, MessageKind, Run
+from fleet_agent.domain.triggers import Kind, Trigger
+from fleet_agent.errors import AlreadyGone, FixSetup, LookFirst, TryLater
+from fleet_agent.ports import Clock, CountTokens, Market, Orchestrator, Ports
+from fleet_agent.steps.observe import glance
+from fleet_agent.store import claims, ledger, reading, session, sightings, steering
+from fleet_agent.store.database import Database
+from fleet_agent.store.inbox import Post, post
+from fleet_agent.store.installation import installation
+
+BETWEEN_LOOKS = timedelta(seconds=5)
+"""Real time between two passes of the emergency stop: the provider's list lags by a few seconds."""
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where a person sits: one fleet of one database. `who` stands in the audit."""
+
+    database: Database
+    clock: Clock
+    fleet: str
+    who: str
+
+
+# --- saying and steering ---------------------------------------------------------------------------------------------
+
+
+def say(desk: Desk, text: str) -> int:
+    """Leave a message for the agent; returns the id of its inbox event. Raises FixSetup for an empty one."""
+    if not text.strip():
+        raise FixSetup("the message is empty", 'fleet-agent say "how are we doing?"')
+    with desk.database.shared(desk.fleet) as tx:
+        return post(tx, desk.fleet, Post(kind=Kind.MESSAGE, source=desk.who, text=text), now=desk.clock.now())
+
+
+async def run_now(desk: Desk, orchestrator: Orchestrator) -> str:
+    """Ask Prefect for a run that asks the model; returns the id of its flow run."""
+    return await orchestrator.start_run(fleet=desk.fleet, trigger=Trigger.MANUAL)
+
+
+def objective(desk: Desk) -> str:
+    with desk.database.transaction() as tx:
+        return session.state(tx, desk.fleet).objective
+
+
+def set_objective(desk: Desk, text: str) -> None:
+    with desk.database.exclusive(desk.fleet) as tx:
+        steering.set_objective(tx, desk.fleet, text, who=desk.who, now=desk.clock.now())
+
+
+def policy(desk: Desk) -> Policy:
+    with desk.database.transaction() as tx:
+        return session.policy(tx, desk.fleet)
+
+
+def set_policy(desk: Desk, changes: Mapping[str, str]) -> Policy:
+    """Set dotted keys. Raises PolicyInvalid, and then nothing is stored."""
+    with desk.database.exclusive(desk.fleet) as tx:
+        return steering.change_policy(tx, desk.fleet, changes, who=desk.who, now=desk.clock.now())
+
+
+def set_mode(desk: Desk, mode: Mode) -> None:
+    """In force for the very next effect, also of a run that is under way."""
+    with desk.database.exclusive(desk.fleet) as tx:
+        steering.set_mode(tx, desk.fleet, mode, who=desk.who, now=desk.clock.now())
+
+
+def reset_session(desk: Desk) -> int:
+    """Begin a new conversation and return its epoch; counter, wakes, policy and objective stay."""
+    with desk.database.exclusive(desk.fleet) as tx:
+        return steering.reset_session(tx, desk.fleet, who=desk.who, now=desk.clock.now())
+
+
+# --- looking into the prompt -----------------------------------------------------------------------------------------
+
+
+async def next_request(desk: Desk, ports: Ports) -> tuple[dict[str, Any], int]:
+    """The request body that a run would send now, and its token count. Nothing is claimed or recorded."""
+    with desk.database.transaction() as tx:
+        state = session.state(tx, desk.fleet)
+        waiting = claims.peek(tx, desk.fleet, now=desk.clock.now())
+        run = Run(
+            run_id=state.run_counter + 1,
+            fleet=desk.fleet,
+            epoch=state.epoch,
+            trigger=Trigger.MANUAL,
+            force_review=False,
+            opened_at=desk.clock.now(),
+        )
+    standing = await ports.journal.standing(run)
+    block = turn_block(run, standing, waiting, await glance(run, ports), desk.clock.now())
+    opening = Message(turn=1, step=0, role="user", kind=MessageKind.TRIGGER, content=block)
+    prompt = compose(standing=standing, steps=[opening], count_tokens=ports.count_tokens)
+    return ports.model.body(prompt.messages, prompt.tools), prompt.tokens
+
+
+def sent_request(desk: Desk, run_id: int, count_tokens: CountTokens) -> tuple[dict[str, Any], int]:
+    """The newest request body of a run, and its token count. Raises FixSetup where there is none."""
+    with desk.database.transaction() as tx:
+        body = reading.request(tx, desk.fleet, run_id)
+    if body is None:
+        raise FixSetup(f"run #{run_id} sent no request to the model", "`fleet-agent runs` shows which runs did")
+    return body, estimate(body["messages"], body.get("tools", ()), count_tokens)
+
+
+# --- the emergency stop ----------------------------------------------------------------------------------------------
+
+
+async def destroy_all(
+    desk: Desk, market: Market, *, sleep: Callable[[float], Awaitable[None]], tell: Callable[[str], None]
+) -> None:
+    """Pause the fleet, then destroy every box of it until a good look shows none and no lost rent can still appear.
+
+    Each box has a row in the ledger, of actor operator, before its destruction is asked for. Raises KeyRefused; what
+    may work later is tried again. The fleet stays paused until a person resumes it.
+    """
+    set_mode(desk, Mode.PAUSED)
+    tell("The fleet is paused.")
+    ordered: dict[int, str] = {}
+    while True:
+        try:
+            inventory = await market.inventory()
+        except TryLater as error:
+            tell(f"{error.cause}; looking again")
+        else:
+            ours_now, may_still_appear = _sight(desk, inventory, ordered)
+            if not ours_now and not may_still_appear:
+                tell("No box of this fleet is left. It stays paused until `fleet-agent resume`.")
+                return
+            if not ours_now:
+                tell(f"Waiting for {may_still_appear} rent(s) whose answer was lost.")
+            for vast_id in ours_now:
+                await _destroy(desk, market, vast_id, ordered[vast_id], tell)
+        await sleep(BETWEEN_LOOKS.total_seconds())
+
+
+def _sight(desk: Desk, inventory: Inventory, ordered: dict[int, str]) -> tuple[list[int], int]:
+    """Our boxes in a good look, each with an order in the ledger, and how many lost rents may still become one."""
+    with desk.database.exclusive(desk.fleet) as tx:
+        name = installation(tx).name
+        sightings.record_sighting(tx, desk.fleet, inventory, now=desk.clock.now())
+        ours_now = [i.id for i in inventory.instances if ours(i, installation=name, fleet=desk.fleet)]
+        for vast_id in ours_now:
+            if vast_id not in ordered:
+                ordered[vast_id] = ledger.order_destroy(tx, desk.fleet, vast_id, now=desk.clock.now())
+        may_still_appear, _ = ledger.in_flight(tx, desk.fleet)
+    return ours_now, may_still_appear
+
+
+async def _destroy(desk: Desk, market: Market, vast_id: int, key: str, tell: Callable[[str], None]) -> None:
+    try:
+        await market.destroy(vast_id)
+    except AlreadyGone:
+        status, outcome = ActionStatus.DONE, f"Box {vast_id} was gone already."
+    except (TryLater, LookFirst) as error:
+        status, outcome = ActionStatus.UNKNOWN, error.cause
+    else:
+        status, outcome = ActionStatus.DONE, f"The provider accepted to destroy box {vast_id}."
+    tell(outcome)
+    with desk.database.exclusive(desk.fleet) as tx:
+        ledger.record_outcome(tx, key, status, outcome, vast_id=None, now=desk.clock.now())

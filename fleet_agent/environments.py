@@ -1,0 +1,105 @@
+"""What each process of the tree may know: its environment, composed from nothing.
+
+A process inherits what a program needs to run at all and nothing else of what was exported where the tree was started.
+The keys of the provider, the model and the boxes are in the worker's environment alone; the Prefect server, which
+carries out what its API is told, never sees them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleet_agent.settings import Settings
+
+ANY_PROGRAM = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
+WHO_REACHES_OUT = ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+@dataclass(frozen=True)
+class PrefectPlace:
+    """Where the tree's Prefect server is, and how to get in. `auth_string` is `user:password`."""
+
+    port: int
+    home: Path
+    auth_string: str
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def api_url(self) -> str:
+        return f"{self.origin}/api"
+
+
+def of_simulators() -> dict[str, str]:
+    return _inherited(ANY_PROGRAM)
+
+
+def of_server(place: PrefectPlace, database_url: str) -> dict[str, str]:
+    """`database_url` is for SQLAlchemy with asyncpg. What differs from Prefect's defaults has its reason beside it."""
+    return {
+        **_of_prefect(place),
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": database_url,
+        # Anybody on this machine could start runs and read logs, and any page in a browser too.
+        "PREFECT_SERVER_API_AUTH_STRING": place.auth_string,
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"{place.origin},http://localhost:{place.port}",
+        # The newer pages load a script from a tracking company in the reader's browser, whatever the settings.
+        "PREFECT_SERVER_UI_V2_ENABLED": "false",
+        # In memory, a restart of the server would end the run that goes on, or leave its slot taken for ever.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        # Seconds before a run that found the slot taken is tried again; 30 would be felt by whoever waits.
+        "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "2",
+        # Seconds before a cancelled run that does not answer gives its slot back; 300 is a whole heartbeat.
+        "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_CANCELLING_TIMEOUT_SECONDS": "60",
+        # A run that waits for its turn is not worth a warning at once.
+        "PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS": "60",
+        # Heartbeats made in advance: an hour of them is enough, and a hundred rows are not made while a demo starts.
+        "PREFECT_SERVER_SERVICES_SCHEDULER_MAX_RUNS": "12",
+        # Only events are thrown away by default; runs and their logs would grow for ever. In seconds: 30 days.
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": "2592000",
+        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+    }
+
+
+def of_deploy(place: PrefectPlace) -> dict[str, str]:
+    return _of_prefect(place) | _of_prefect_client(place)
+
+
+def of_worker(place: PrefectPlace, settings: Settings) -> dict[str, str]:
+    return {
+        **_of_prefect(place),
+        **_of_prefect_client(place),
+        **_inherited(WHO_REACHES_OUT),
+        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"])),
+        # Seconds between two looks for runs that are due: cheap on loopback, and somebody may wait for one.
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        # The shortest there is: how soon a run that was killed can be noticed.
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        **settings.environment(),
+    }
+
+
+def _of_prefect(place: PrefectPlace) -> dict[str, str]:
+    return {
+        **_inherited(ANY_PROGRAM),
+        "PYTHONUNBUFFERED": "1",  # a log that is read after a crash must have the last line
+        "PREFECT_HOME": str(place.home),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def _of_prefect_client(place: PrefectPlace) -> dict[str, str]:
+    return {"PREFECT_API_URL": place.api_url, "PREFECT_API_AUTH_STRING": place.auth_string}
+
+
+def _inherited(names: tuple[str, ...]) -> dict[str, str]:
+    # The programs of this virtual environment come first, whether or not somebody activated it.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    here = os.environ | {"PATH": path}
+    return {name: here[name] for name in names if name in here}

@@ -1,0 +1,164 @@
+"""What `demo`, `up` and `cycle --once` do in the foreground: start, show a row a run, end in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from fleet_agent import wiring
+from fleet_agent.clients.prefect_api import FlowRun, PrefectOrchestrator
+from fleet_agent.cycle import run_cycle
+from fleet_agent.domain.money import show_rate
+from fleet_agent.domain.report import Report
+from fleet_agent.domain.run import RunRequest
+from fleet_agent.domain.triggers import Trigger
+from fleet_agent.errors import DatabaseUnreachable, FixSetup, FleetAgentError
+from fleet_agent.printing import Row, run_line
+from fleet_agent.runtime import Runtime
+from fleet_agent.settings import Settings, missing_for_up
+from fleet_agent.stack import Simulation, StackPlan, running
+from fleet_agent.store import reading, steering
+from fleet_agent.store.database import Database, open_database
+from fleet_agent.store.installation import read_clock
+from fleet_agent.store.tables import RunStatus
+
+Tell = Callable[[str], None]
+
+DEMO_IMAGE = "example.invalid/prover@sha256:" + "0" * 64
+DEMO_OBJECTIVE = "Prove what is pending, at the lowest cost per proof, and keep no idle box."
+
+BETWEEN_LOOKS = 0.5
+"""Seconds between two looks for runs that ended: a person watches."""
+
+
+async def run_demo(settings: Settings, *, runs: int | None, scenario: str, speed: float, tell: Tell) -> int:
+    """The whole system against the simulator, until `runs` runs have ended or Ctrl-C; returns the exit code."""
+    tell("Starting the demo: a simulated market, model and proof queue; nothing is rented, nothing is paid.")
+    plan = StackPlan(
+        settings, Simulation(scenario=scenario, speed=speed), prepare=lambda db: _prepare_demo(db, settings)
+    )
+    shown: list[Row] = []
+    async with running(plan, tell) as runtime:
+        _tell_where(runtime, tell)
+        async for row in _ended_runs(runtime, settings.fleet):
+            tell(run_line(row))
+            shown.append(row)
+            if len(shown) == runs:
+                break
+        await _read_back(runtime, shown, tell)
+    failed = [row for row in shown if row["status"] != RunStatus.CLOSED]
+    if failed:
+        tell(f"{len(failed)} of {len(shown)} runs failed.")
+    return 1 if failed else 0
+
+
+async def run_up(settings: Settings, *, tell: Tell) -> int:
+    """The real thing, until Ctrl-C; returns the exit code. Raises FixSetup, before anything starts, where a setting is
+    missing."""
+    missing = missing_for_up(settings)
+    if missing:
+        tell("`up` needs these settings, from the environment or from a .env file in this folder:")
+        for line in missing:
+            tell(f"  {line}")
+        raise FixSetup(f"{len(missing)} settings are missing", "`fleet-agent demo` needs none")
+    billing = "nothing is known of boxes"
+    async with running(StackPlan(settings), tell) as runtime:
+        _tell_where(runtime, tell)
+        billing = _what_bills(runtime, settings.fleet)
+        async for row in _ended_runs(runtime, settings.fleet):
+            tell(run_line(row))
+            billing = _what_bills(runtime, settings.fleet)
+    tell(f"Stopped: {billing}.")
+    return 0
+
+
+async def run_once(settings: Settings) -> Report:
+    """One run in this process, without Prefect."""
+    async with wiring.open_ports(settings) as ports:
+        request = RunRequest(
+            fleet=settings.fleet,
+            trigger=Trigger.MANUAL,
+            flow_run_id=f"once-{os.urandom(8).hex()}",
+            worker_id=f"{socket.gethostname()}-{os.urandom(2).hex()}",
+        )
+        return await run_cycle(request, ports)
+
+
+# --- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def _prepare_demo(database: Database, settings: Settings) -> None:
+    """What a person would set before the first run."""
+    now = read_clock(database).now()
+    with database.exclusive(settings.fleet) as tx:
+        steering.change_policy(tx, settings.fleet, {"launch.image": DEMO_IMAGE}, who="demo", now=now)
+        steering.set_objective(tx, settings.fleet, DEMO_OBJECTIVE, who="demo", now=now)
+
+
+def _tell_where(runtime: Runtime, tell: Tell) -> None:
+    tell(f"Prefect: {runtime.ui_url} (to log in, paste {runtime.auth_string})")
+    tell("Ready. Runs, as they end:")
+
+
+async def _ended_runs(runtime: Runtime, fleet: str) -> AsyncGenerator[Row]:
+    """The runs that end from now on, in order; those of an earlier tree are not shown again."""
+    database = open_database(runtime.database_url)
+    try:
+        seen = max((row["run_id"] for row in _runs(database, fleet) if row["status"] != RunStatus.OPEN), default=0)
+        while True:
+            for row in reversed(await asyncio.to_thread(_runs, database, fleet)):
+                if row["run_id"] > seen and row["status"] != RunStatus.OPEN:
+                    seen = row["run_id"]
+                    yield row
+            await asyncio.sleep(BETWEEN_LOOKS)
+    finally:
+        database.close()
+
+
+def _runs(database: Database, fleet: str) -> list[Row]:
+    """The newest runs, newest first; none while the database is being started again."""
+    try:
+        with database.transaction() as tx:
+            return reading.runs(tx, fleet, last=50)
+    except DatabaseUnreachable:
+        return []
+
+
+async def _read_back(runtime: Runtime, shown: Sequence[Row], tell: Tell) -> None:
+    """Ask Prefect itself what became of the flow runs behind the rows."""
+    async with wiring.open_orchestrator(runtime.api_url, runtime.auth_string) as orchestrator:
+        flow_runs = [await _ended_flow_run(orchestrator, row["flow_run_id"]) for row in shown]
+    completed = sum(flow_run.state_name == "Completed" for flow_run in flow_runs)
+    tell(f"Prefect's API says of these {len(shown)} flow runs: {completed} Completed.")
+    for flow_run in flow_runs:
+        tell(f"  {flow_run.state_name:<10} {flow_run.name}")
+
+
+async def _ended_flow_run(orchestrator: PrefectOrchestrator, flow_run_id: str) -> FlowRun:
+    """The flow run once it is over: its run is closed a moment before Prefect knows."""
+    for _ in range(60):
+        flow_run = await orchestrator.flow_run(flow_run_id)
+        if flow_run.is_over:
+            return flow_run
+        await asyncio.sleep(BETWEEN_LOOKS)
+    raise FleetAgentError(f"Prefect still shows flow run {flow_run_id} as {flow_run.state_name}", "see its log there")
+
+
+def _what_bills(runtime: Runtime, fleet: str) -> str:
+    """What a person must know who stops the tree now."""
+    database = open_database(runtime.database_url)
+    try:
+        with database.transaction() as tx:
+            found = reading.status(tx, fleet, now=read_clock(database).now())
+    finally:
+        database.close()
+    boxes, in_flight = found["boxes"], found["in_flight"]
+    if boxes + in_flight == 0:
+        return "no box is live, nothing bills"
+    rate = show_rate(found["burn_usd_per_hour"] + found["in_flight_usd_per_hour"])
+    return (
+        f"{boxes + in_flight} box(es) go on billing {rate} and nothing watches them "
+        "→ `fleet-agent up` again, or `fleet-agent destroy-all`"
+    )

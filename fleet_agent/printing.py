@@ -1,0 +1,122 @@
+"""Rows for people and rows for programs. What a person sees of a list is chosen here, column by column."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fleet_agent.domain.money import show_rate, show_usd
+
+Row = Mapping[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, default=_plain, ensure_ascii=False, indent=2))
+
+
+def print_rows(rows: Sequence[Row], columns: Sequence[Column], *, as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    table = Table(*(title for title, _ in columns), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(cell(row) for _, cell in columns))
+    Console(soft_wrap=False, highlight=False).print(table)
+
+
+def run_line(row: Row) -> str:
+    """One closed run as one line, for the demo and `up`."""
+    return (
+        f"#{row['run_id']:<4} {_trigger(row):<34} {_outcome(row):<14} {_tokens(row):>7} tokens  "
+        f"{show_usd(row['cost_usd']):>8}  {_seconds(row):>6}  {row['summary']}"
+    )
+
+
+def print_status(found: Row) -> None:
+    last = found["last_run"]
+    next_wake = found["next_wake_at"]
+    lines = {
+        "fleet": f"{found['fleet']} (installation {found['installation']})",
+        "tree": f"running (pid {found['tree']})" if found["tree"] else "not running: nothing watches",
+        "mode": found["mode"],
+        "boxes": f"{found['boxes']} live, {found['in_flight']} in flight",
+        "burn": show_rate(found["burn_usd_per_hour"]),
+        "last run": f"#{last['run_id']} {_trigger(last)}: {_outcome(last)}, {last['exit_reason']}" if last else "none",
+        "waiting": f"{found['waiting_events']} events, {found['pending_wakes']} wakes",
+        "next wake": f"{next_wake:%Y-%m-%d %H:%M:%S} UTC" if next_wake else "none",
+        "objective": found["objective"] or "(none set)",
+    }
+    for name, text in lines.items():
+        print(f"{name:<10} {text}")
+
+
+def _trigger(row: Row) -> str:
+    text = f"{row['trigger']}: {row['reason']}" if row["reason"] else row["trigger"]
+    return text if len(text) <= 34 else text[:33] + "…"
+
+
+def _outcome(row: Row) -> str:
+    verdict = row["verdict"]
+    if row["status"] != "closed" or verdict is None:
+        return row["status"]
+    if row["quiet"]:
+        return "quiet"
+    if verdict["action"]:
+        return "acted"
+    return "no-op" if row["no_op"] else "looked"
+
+
+def _tokens(row: Row) -> str:
+    return f"{row['tokens_in'] + row['tokens_out']:,}"
+
+
+def _seconds(row: Row) -> str:
+    return "" if row["seconds"] is None else f"{row['seconds']:.1f} s"
+
+
+def _time(row: Row, name: str) -> str:
+    return f"{row[name]:%m-%d %H:%M:%S}" if row[name] else ""
+
+
+RUN_COLUMNS: tuple[Column, ...] = (
+    ("run", lambda row: f"#{row['run_id']}"),
+    ("at (UTC)", lambda row: _time(row, "opened_at")),
+    ("trigger", _trigger),
+    ("outcome", _outcome),
+    ("tokens", _tokens),
+    ("cost", lambda row: show_usd(row["cost_usd"])),
+    ("took", _seconds),
+    ("ended by", lambda row: row["exit_reason"]),
+    ("summary", lambda row: row["summary"]),
+)
+
+ACTION_COLUMNS: tuple[Column, ...] = (
+    ("key", lambda row: row["key"]),
+    ("at (UTC)", lambda row: _time(row, "created_at")),
+    ("who", lambda row: row["actor"]),
+    ("what", lambda row: f"{row['tool']} {row['arguments'].get('offer_id') or row['arguments'].get('id') or ''}"),
+    ("status", lambda row: row["status"]),
+    ("ruling", lambda row: row["code"]),
+    ("reason", lambda row: row["arguments"].get("reason", "")),
+    ("outcome", lambda row: row["outcome"] or row["sentence"]),
+)
+
+
+def _plain(value: object) -> object:
+    """Money as plain numbers, times as ISO with offset, durations in seconds."""
+    match value:
+        case Decimal():
+            return float(value)
+        case datetime():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case _:
+            return str(value)

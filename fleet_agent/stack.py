@@ -1,0 +1,460 @@
+"""The process tree of `up` and `demo`: what starts after what, and how everything ends.
+
+    PostgreSQL ──┬── Prefect server ─────────┬── deployments (once)
+                 └── our schema, simulators ─┴── worker
+
+Every process has a group of its own, so that a Ctrl-C in the terminal reaches this process alone and the end is
+orderly: the worker first (it finishes the run at hand), then the server it reports to, then the database below both.
+A process that dies is started again under `up` and ends a demo. Should this process itself be killed, a small one
+beside it (`orphans.py`) ends the rest. What a process may know is decided in `environments.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import psutil
+import psycopg
+from psycopg import sql
+from pydantic import SecretStr
+
+from fleet_agent import environments
+from fleet_agent.clients.prefect_api import PrefectOrchestrator, open_client
+from fleet_agent.deploy import PROJECT_DIR, WORK_POOL
+from fleet_agent.environments import PrefectPlace
+from fleet_agent.errors import FixSetup, FleetAgentError
+from fleet_agent.processes import Command, Guardian, Process
+from fleet_agent.runtime import Runtime, only_tree, publish
+from fleet_agent.settings import Settings
+from fleet_agent.store import migrate
+from fleet_agent.store.database import Database, Timeline, open_database
+from fleet_agent.store.embedded import EmbeddedPostgres, ensure_running
+from fleet_agent.store.installation import found_installation, timeline
+from fleet_agent.wiring import FLEET_DATABASE
+
+LOOPBACK = "127.0.0.1"
+PYTHON_M = (sys.executable, "-m")
+PREFECT_DATABASE = "prefect"
+
+MAY_TAKE_TO_START = timedelta(seconds=90)
+"""Prefect's first start makes its tables: 12 s on two idle cores, more beside other work."""
+
+MAY_TAKE_TO_END = timedelta(seconds=10)
+"""For a process that has nothing to finish."""
+
+MAY_TAKE_TO_FINISH_A_RUN = timedelta(seconds=260)
+"""For the worker: a run's own bound is 240 s of real time."""
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds before a dead process is started again: doubled each time, until one has lived longer than the longest."""
+
+LOOK_AT_POSTGRES = 2.0
+"""Seconds between two looks whether its process is there."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """The world of a demo; `speed` in business seconds per real second."""
+
+    scenario: str
+    speed: float
+    seed: int = 0
+
+
+def _nothing(_: Database) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class StackPlan:
+    """What to start. With a simulation: on free ports, with databases made anew, and with made-up keys.
+
+    `prepare` is called with the fleet's database once its tables are there and before anything runs.
+    """
+
+    settings: Settings
+    simulation: Simulation | None = None
+    prepare: Callable[[Database], object] = _nothing
+
+    @property
+    def data_dir(self) -> Path:
+        return self.settings.demo_data_dir if self.simulation else self.settings.data_dir
+
+
+@asynccontextmanager
+async def running(plan: StackPlan, tell: Tell) -> AsyncGenerator[Runtime]:
+    """The whole tree, ready; ended in reverse order when the body ends, however it ends.
+
+    SIGINT and SIGTERM end the body early and count as its normal end; a second one kills what would still take its
+    time. `tell` gets a line for each step. Raises FixSetup where a person must change something (another tree on this
+    folder, a port in use), FleetAgentError where a process did not start or, in a demo, died.
+    """
+    with only_tree(plan.data_dir), Guardian() as guardian:
+        tree = _Tree(plan, tell, guardian)
+        try:
+            async with asyncio.TaskGroup() as watchers:
+                with _signals(watchers, tree.hurry) as now_mean_hurry:
+                    try:
+                        runtime = await tree.start()
+                        keeper = watchers.create_task(tree.keep(runtime))
+                        try:
+                            yield runtime
+                        finally:
+                            keeper.cancel()
+                    finally:
+                        now_mean_hurry()
+                        await tree.end()
+        except BaseExceptionGroup as group:
+            error = _first_of(group)
+            if not isinstance(error, _AskedToEnd):
+                raise error from error.__cause__
+
+
+class _AskedToEnd(Exception):
+    """Not an error: a person or the system asked for it."""
+
+
+@contextmanager
+def _signals(watchers: asyncio.TaskGroup, hurry: asyncio.Event) -> Generator[Callable[[], None]]:
+    """SIGINT and SIGTERM: the first ends the body; after the yielded function was called they mean hurry.
+
+    That there are handlers also makes the children begin with the default ones. A signal that is ignored here, as
+    under nohup, would be ignored by them too, and Prefect's worker could not be stopped.
+    """
+    loop = asyncio.get_running_loop()
+    body_runs = True
+
+    def now_mean_hurry() -> None:
+        nonlocal body_runs
+        body_runs = False
+
+    def arrived() -> None:
+        if body_runs:
+            now_mean_hurry()
+            watchers.create_task(end_body())
+        else:
+            hurry.set()
+
+    async def end_body() -> None:
+        raise _AskedToEnd
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, arrived)
+    try:
+        yield now_mean_hurry
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """The first error that is no group."""
+    return _first_of(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+
+
+class _Tree:
+    """What was started, in order."""
+
+    def __init__(self, plan: StackPlan, tell: Tell, guardian: Guardian) -> None:
+        self.hurry = asyncio.Event()
+        self._plan = plan
+        self._tell = tell
+        self._guardian = guardian
+        self._ends = AsyncExitStack()
+        self._postgres: EmbeddedPostgres | None = None
+        self._processes: dict[str, Process] = {}
+        self._log_dir = plan.data_dir / "logs"
+
+    async def start(self) -> Runtime:
+        simulation = self._plan.simulation
+        place = _prefect_place(self._plan)
+        self._log_dir.mkdir(mode=0o700, exist_ok=True)
+        prefect = PrefectOrchestrator(
+            await self._ends.enter_async_context(open_client(place.api_url, place.auth_string))
+        )
+        simulators = _SimulatorPorts(vast=_free_port(), model=_free_port())
+        settings = _simulated(self._plan, simulators) if simulation else self._plan.settings
+        fleet_url, prefect_url = await self._start_databases(settings)
+        settings = settings.model_copy(update={"database_url": SecretStr(fleet_url)})
+        async with asyncio.TaskGroup() as starting:
+            starting.create_task(self._begin(_server(place, prefect_url, prefect)))
+            line = await asyncio.to_thread(_prepare_fleet, fleet_url, self._plan)
+            if simulation:
+                starting.create_task(self._begin(_simulators(simulation, simulators, line)))
+        async with asyncio.TaskGroup() as starting:
+            starting.create_task(self._begin(_deployment(place, line.speed)))
+            starting.create_task(self._begin(_worker(place, settings, prefect)))
+        runtime = Runtime(
+            pid=os.getpid(),
+            simulated=simulation is not None,
+            data_dir=self._plan.data_dir,
+            log_dir=self._log_dir,
+            database_url=fleet_url,
+            api_url=place.api_url,
+            auth_string=place.auth_string,
+            ui_url=place.origin,
+            processes=self._numbers(),
+        )
+        publish(runtime)
+        return runtime
+
+    async def keep(self, runtime: Runtime) -> None:
+        """Notice what dies. Under `up` it is started again; a demo ends, for its story would be another one."""
+        async with asyncio.TaskGroup() as keepers:
+            if self._postgres is not None:
+                keepers.create_task(self._keep_postgres(self._postgres))
+            for name, process in self._processes.items():
+                if process.command.is_ready is not None:
+                    keepers.create_task(self._keep(name, runtime))
+
+    async def end(self) -> None:
+        if self._processes:
+            self._tell("stopping")
+        await self._ends.aclose()
+
+    # --- the databases ------------------------------------------------------------------------------------------------
+
+    async def _start_databases(self, settings: Settings) -> tuple[str, str]:
+        """The addresses of the fleet's database and, for asyncpg, of Prefect's; embedded where none is set."""
+        fleet, prefect = (_address(url) for url in (settings.database_url, settings.prefect_database_url))
+        if not fleet or not prefect:
+            postgres = await self._start_postgres()
+            fleet = fleet or postgres.url(FLEET_DATABASE)
+            prefect = prefect or postgres.asyncpg_url(PREFECT_DATABASE)
+        return fleet, prefect.replace("postgresql://", "postgresql+asyncpg://", 1)
+
+    async def _start_postgres(self) -> EmbeddedPostgres:
+        began = time.monotonic()
+        starting = asyncio.ensure_future(asyncio.to_thread(_embedded_postgres, self._plan))
+        # Should we be asked to end while the thread is at work, then what it starts must not be nobody's.
+        self._ends.push_async_callback(self._end_postgres, starting)
+        postgres = await asyncio.shield(starting)
+        self._postgres = postgres
+        self._guardian.began(postgres.pid)
+        self._tell(f"PostgreSQL ready ({time.monotonic() - began:.1f} s)")
+        return postgres
+
+    async def _keep_postgres(self, postgres: EmbeddedPostgres) -> None:
+        """It is nobody's child, so it is looked at instead of waited for."""
+        while True:
+            await asyncio.sleep(LOOK_AT_POSTGRES)
+            if psutil.pid_exists(postgres.pid):
+                continue
+            if self._plan.simulation:
+                raise FleetAgentError("PostgreSQL ended", f"its log: {self._plan.data_dir / 'postgres'}")
+            self._tell("PostgreSQL ended; starting it again")
+            self._guardian.ended(postgres.pid)
+            postgres = await self._start_postgres()
+
+    async def _end_postgres(self, starting: asyncio.Future[EmbeddedPostgres]) -> None:
+        with suppress(FleetAgentError):
+            postgres = await starting
+            await asyncio.to_thread(postgres.close)
+            self._guardian.ended(postgres.pid)
+
+    # --- the processes ------------------------------------------------------------------------------------------------
+
+    async def _begin(self, command: Command) -> None:
+        """Start it and wait until it is ready. A second one of the same name takes the place of the first."""
+        began = time.monotonic()
+        if command.name not in self._processes:
+            self._ends.push_async_callback(self._end, command.name)
+        process = await Process.start(command, self._log_dir, self._guardian)
+        self._processes[command.name] = process
+        await process.until_ready()
+        self._tell(f"{command.name} ready ({time.monotonic() - began:.1f} s)")
+
+    async def _keep(self, name: str, runtime: Runtime) -> None:
+        pause = SHORTEST_PAUSE
+        while True:
+            process, began = self._processes[name], time.monotonic()
+            await process.until_ended()
+            if self._plan.simulation:
+                raise process.failure()
+            pause = SHORTEST_PAUSE if time.monotonic() - began > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
+            self._tell(f"{process.failure()}; starting it again in {pause:.0f} s")
+            await asyncio.sleep(pause)
+            try:
+                await self._begin(process.command)
+                publish(runtime.model_copy(update={"processes": self._numbers()}))
+            except FleetAgentError as error:
+                self._tell(str(error))
+
+    async def _end(self, name: str) -> None:
+        if name in self._processes:
+            await self._processes[name].stop(self.hurry)
+
+    def _numbers(self) -> dict[str, int]:
+        postgres = {"PostgreSQL": self._postgres.pid} if self._postgres else {}
+        return postgres | {name: process.pid for name, process in self._processes.items() if process.command.is_ready}
+
+
+# --- what is started --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _SimulatorPorts:
+    vast: int
+    model: int
+
+
+def _prefect_place(plan: StackPlan) -> PrefectPlace:
+    home = plan.data_dir / "prefect"
+    if plan.simulation:
+        shutil.rmtree(home, ignore_errors=True)  # with the leases of a demo whose database is dropped
+    home.mkdir(mode=0o700, exist_ok=True)
+    port = _free_port() if plan.simulation else _wanted_port(plan.settings.prefect_port)
+    return PrefectPlace(port=port, home=home, auth_string=_auth_string(home / "auth-string"))
+
+
+def _auth_string(file: Path) -> str:
+    """Made once and kept, so that a restart logs nobody out."""
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_text(f"fleet:{secrets.token_urlsafe(24)}")
+    return file.read_text()
+
+
+def _embedded_postgres(plan: StackPlan) -> EmbeddedPostgres:
+    """With both databases; a demo's are made anew, and need not survive a power failure."""
+    postgres = ensure_running(plan.data_dir, durable=plan.simulation is None)
+    for name in (FLEET_DATABASE, PREFECT_DATABASE):
+        if plan.simulation:
+            _drop_database(postgres, name)
+        postgres.create_database(name)
+    return postgres
+
+
+def _drop_database(postgres: EmbeddedPostgres, name: str) -> None:
+    drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+    url = postgres.url("postgres").replace("postgresql+psycopg://", "postgresql://", 1)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(drop)
+
+
+def _prepare_fleet(url: str, plan: StackPlan) -> Timeline:
+    """Our tables, the installation and its time, and what the caller wants set before anything runs."""
+    migrate.upgrade(url)
+    database = open_database(url)
+    try:
+        found_installation(database, speed=plan.simulation.speed if plan.simulation else 1)
+        plan.prepare(database)
+        return timeline(database)
+    finally:
+        database.close()
+
+
+def _server(place: PrefectPlace, database_url: str, prefect: PrefectOrchestrator) -> Command:
+    return Command(
+        name="prefect-server",
+        arguments=(*PYTHON_M, "prefect", "server", "start", "--host", LOOPBACK, "--port", str(place.port)),
+        environment=environments.of_server(place, database_url),
+        folder=place.home,
+        is_ready=lambda _: prefect.is_ready(),
+        may_take_to_start=MAY_TAKE_TO_START,
+        may_take_to_end=MAY_TAKE_TO_END,
+    )
+
+
+def _simulators(simulation: Simulation, ports: _SimulatorPorts, line: Timeline) -> Command:
+    return Command(
+        name="simulators",
+        arguments=(
+            *(*PYTHON_M, "fleet_agent.sim.server", "--scenario", simulation.scenario, "--seed", str(simulation.seed)),
+            *("--vast-port", str(ports.vast), "--model-port", str(ports.model)),
+            # The same line of time as the database's clock, so that everybody agrees what time it is.
+            *("--speed", str(line.speed), "--origin", line.origin.isoformat(), "--since", line.started_at.isoformat()),
+        ),
+        environment=environments.of_simulators(),
+        folder=PROJECT_DIR,
+        is_ready=lambda _: _listens(ports.model),
+        may_take_to_start=MAY_TAKE_TO_START,
+        may_take_to_end=MAY_TAKE_TO_END,
+    )
+
+
+def _simulated(plan: StackPlan, ports: _SimulatorPorts) -> Settings:
+    """The settings with nothing of the real world in them: no key, no address, nobody to notify."""
+    vast = f"http://{LOOPBACK}:{ports.vast}"
+    return Settings.model_construct(  # unlike a call, this does not look into the environment
+        fleet=plan.settings.fleet,
+        data_dir=plan.data_dir,
+        vast_url=vast,
+        vast_api_key=SecretStr("simulated"),
+        model_url=f"http://{LOOPBACK}:{ports.model}/v1",
+        model_name="simulated-operator",
+        # Made up, so that a run has a cost to show.
+        model_usd_per_million_tokens_in=Decimal("0.25"),
+        model_usd_per_million_tokens_out=Decimal("1.25"),
+        demand_prometheus_url=f"{vast}/demand",
+    )
+
+
+def _deployment(place: PrefectPlace, speed: float) -> Command:
+    return Command(
+        name="deployment",
+        arguments=(*PYTHON_M, "fleet_agent.deploy", "--speed", str(speed)),
+        environment=environments.of_deploy(place),
+        folder=PROJECT_DIR,
+        is_ready=None,
+        may_take_to_start=MAY_TAKE_TO_START,
+        may_take_to_end=MAY_TAKE_TO_END,
+    )
+
+
+def _worker(place: PrefectPlace, settings: Settings, prefect: PrefectOrchestrator) -> Command:
+    return Command(
+        name="worker",
+        arguments=(*PYTHON_M, "fleet_agent.worker"),
+        environment=environments.of_worker(place, settings),
+        folder=PROJECT_DIR,
+        is_ready=lambda started_at: prefect.has_worker(WORK_POOL, since=started_at),
+        may_take_to_start=MAY_TAKE_TO_START,
+        may_take_to_end=MAY_TAKE_TO_FINISH_A_RUN,
+    )
+
+
+# --- ports and addresses ----------------------------------------------------------------------------------------------
+
+
+def _address(url: SecretStr | None) -> str:
+    return url.get_secret_value() if url else ""
+
+
+def _free_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def _wanted_port(port: int) -> int:
+    try:
+        with socket.create_server((LOOPBACK, port)):
+            return port
+    except OSError as error:
+        raise FixSetup(
+            f"port {port} on {LOOPBACK} is in use", "stop what uses it, or set FLEET_PREFECT_PORT to another port"
+        ) from error
+
+
+async def _listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(LOOPBACK, port)
+    except OSError:
+        return False
+    writer.close()
+    return True

@@ -1,0 +1,389 @@
+"""Intent, sent, outcome: what was to happen, what left the house, and what became of it.
+
+A row is written before anything happens and never removed. A rent counts against the limits from the moment of its
+intent: first as an intent, then, once it may have reached the provider, as a box whose number nobody knows yet, then as
+a box. Only a definite refusal or the end of the grace frees it. `Box.key` is the key of the rent that made it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+from sqlalchemy import func, update
+from sqlalchemy.orm import Session
+from sqlmodel import and_, col, or_, select
+
+from fleet_agent.domain.actions import DestroyBox, Effect, RentBox
+from fleet_agent.domain.fleet import Box, Label, Offer, Stage
+from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled, Unsettled
+from fleet_agent.domain.observation import Observation
+from fleet_agent.domain.rules import Decision, Mode, Ruling, Situation, judge
+from fleet_agent.domain.run import Run
+from fleet_agent.store import session, tables
+from fleet_agent.store.database import real_now
+from fleet_agent.store.installation import installation
+from fleet_agent.store.tables import Action, Actor
+
+GRACE: Final = timedelta(seconds=180)
+"""Real time after `sent` in which a box may still appear in the provider's list, or disappear from it.
+
+Longer than the longest call, the time to send it and the lag of the list together.
+"""
+
+_COUNTED: Final = (
+    ActionStatus.INTENDED,
+    ActionStatus.DRY,
+    ActionStatus.SENT,
+    ActionStatus.DONE,
+    ActionStatus.UNKNOWN,
+)
+"""What uses up a cap of the run: everything that was allowed and did not definitely come to nothing."""
+
+_HAPPENED: Final = (ActionStatus.SENT, ActionStatus.DONE, ActionStatus.UNKNOWN)
+"""What may have changed the world."""
+
+DRY_RUN: Final = "dry_run"
+"""The code of what was allowed and is not sent because nothing is."""
+
+_STOPPED_BY_PAUSE: Final = (RentBox.name, DestroyBox.name)
+"""A person may be told things while the fleet is paused."""
+
+# --- before anything happens -----------------------------------------------------------------------------------------
+
+
+def judge_and_store(
+    tx: Session,
+    run: Run,
+    effects: Sequence[tuple[str, Effect]],
+    *,
+    step: int,
+    observation: Observation,
+    listing: Listing,
+    now: datetime,
+) -> tuple[Ruled, ...]:
+    """Rule on the effects of one reply in order, each knowing the intents of those before it, and store the rows."""
+    ruled: list[Ruled] = []
+    for number, (call_id, action) in enumerate(effects, start=1):
+        situation = _situation(tx, run, observation, listing)
+        ruling = judge(action, situation)
+        key = f"r{run.run_id}-s{step}-c{number}-{_random_suffix()}"
+        offer = situation.offer(action.offer_id) if isinstance(action, RentBox) else None
+        row = Action(
+            fleet=run.fleet,
+            key=key,
+            actor=Actor.AGENT.value,
+            run_id=run.run_id,
+            call_id=call_id,
+            tool=action.name,
+            arguments=action.model_dump(mode="json"),
+            offer=offer and offer.model_dump(mode="json"),
+            box_key=_box_key(action, key, situation),
+            created_at=now,
+            ruling=ruling.decision.value,
+            code=ruling.code,
+            sentence=ruling.sentence,
+            status=_first_status(ruling, situation.mode).value,
+        )
+        if offer is not None and row.status == ActionStatus.INTENDED:
+            row.reserved_usd_per_hour = offer.usd_per_hour
+        tx.add(row)
+        tx.flush()
+        ruled.append(Ruled(key=key, call_id=call_id, action=row.arguments, tool=action.name, ruling=ruling))
+    return tuple(ruled)
+
+
+def _situation(tx: Session, run: Run, observation: Observation, listing: Listing) -> Situation:
+    """What the rules look at. Inventory and listing are what the run saw; all else is read here, under the lock."""
+    state = session.state(tx, run.fleet)
+    in_flight_count, in_flight_usd_per_hour = in_flight(tx, run.fleet)
+    to_be_destroyed = _boxes_with_a_destroy_intended(tx, run.fleet)
+    return Situation(
+        installation=installation(tx).name,
+        fleet=run.fleet,
+        mode=Mode(state.mode),
+        policy=session.policy(tx, run.fleet),
+        inventory=observation.inventory,
+        boxes=tuple(
+            box.model_copy(update={"stage": Stage.DESTROYING}) if box.key in to_be_destroyed else box
+            for box in boxes(tx, run.fleet)
+        ),
+        in_flight_count=in_flight_count,
+        in_flight_usd_per_hour=in_flight_usd_per_hour,
+        listing=listing.offers,
+        effects_of_run=_effects_of_run(tx, run),
+    )
+
+
+def _boxes_with_a_destroy_intended(tx: Session, fleet: str) -> set[str | None]:
+    return set(
+        tx.scalars(
+            select(Action.box_key).where(
+                Action.fleet == fleet, Action.tool == DestroyBox.name, Action.status == ActionStatus.INTENDED
+            )
+        )
+    )
+
+
+def _effects_of_run(tx: Session, run: Run) -> Mapping[str, int]:
+    counts = tx.execute(
+        select(Action.tool, func.count())
+        .where(Action.fleet == run.fleet, Action.run_id == run.run_id, col(Action.status).in_(_COUNTED))
+        .group_by(col(Action.tool))
+    )
+    return dict(iter(counts))
+
+
+def _first_status(ruling: Ruling, mode: Mode) -> ActionStatus:
+    match ruling.decision:
+        case Decision.ALLOW:
+            return ActionStatus.DRY if mode is Mode.DRY_RUN else ActionStatus.INTENDED
+        case Decision.NEEDS_APPROVAL:
+            return ActionStatus.AWAITING_APPROVAL
+        case Decision.REFUSE:
+            return ActionStatus.REFUSED
+
+
+def _box_key(action: Effect, key: str, situation: Situation) -> str | None:
+    match action:
+        case RentBox():
+            return key
+        case DestroyBox(id=vast_id):
+            box = situation.box(vast_id)
+            return box and box.key
+        case _:
+            return None
+
+
+def _random_suffix() -> str:
+    """Keeps keys of two databases apart that were copied from one another."""
+    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(4))
+
+
+# --- last thing before the call --------------------------------------------------------------------------------------
+
+
+def mark_sent(tx: Session, fleet: str, key: str, *, send_by: timedelta, now: datetime) -> Ruling:
+    """Commit that the call is about to be made, or rule that it must not be. The caller holds the fence."""
+    row = _action(tx, key)
+    box = tx.get(tables.Box, row.box_key) if row.box_key else None
+    refusal = reason_not_to_send(row, box, Mode(session.state(tx, fleet).mode))
+    if refusal is not None:
+        if row.status == ActionStatus.INTENDED:
+            row.status = (ActionStatus.DRY if refusal.code == DRY_RUN else ActionStatus.REFUSED).value
+            row.ruling, row.code, row.sentence = refusal.decision.value, refusal.code, refusal.sentence
+        return refusal
+    sent_at = real_now(tx)
+    row.status, row.sent_at, row.send_by = ActionStatus.SENT.value, sent_at, sent_at + send_by
+    if row.tool == RentBox.name:
+        tx.add(_box_of_rent(row, installation(tx).name, now))
+    if box is not None:
+        box.stage = Stage.DESTROYING.value
+    return Ruling(decision=Decision.ALLOW, code=row.code, sentence=row.sentence)
+
+
+def reason_not_to_send(row: Action, box: tables.Box | None, mode: Mode) -> Ruling | None:
+    """What speaks against the call since its ruling; `box` is the one to be destroyed."""
+    status = ActionStatus(row.status)
+    if status is ActionStatus.DRY or (status is ActionStatus.INTENDED and mode is Mode.DRY_RUN):
+        return _refuse(DRY_RUN, "This is a dry run: it was allowed, and nothing is sent.")
+    if status is not ActionStatus.INTENDED:
+        return _refuse("not_intended", f"This action is {status.value} already.")
+    if mode is Mode.PAUSED and row.tool in _STOPPED_BY_PAUSE:
+        return _refuse("paused", "The fleet was paused after this was allowed.")
+    if box is not None and box.stage in (Stage.DESTROYING, Stage.GONE):
+        return _refuse("already_destroying", f"Box {box.vast_id} is {box.stage} already.")
+    return None
+
+
+def _refuse(code: str, sentence: str) -> Ruling:
+    return Ruling(decision=Decision.REFUSE, code=code, sentence=sentence)
+
+
+def _box_of_rent(row: Action, installation_name: str, now: datetime) -> tables.Box:
+    """The ledger knows of the box before the provider does."""
+    offer = Offer.model_validate(row.offer)
+    return tables.Box(
+        key=row.key,
+        fleet=row.fleet,
+        label=str(Label(installation=installation_name, fleet=row.fleet, key=row.key)),
+        machine_id=offer.machine_id,
+        offer_id=offer.id,
+        gpu_name=offer.gpu_name,
+        num_gpus=offer.num_gpus,
+        agreed_usd_per_hour=offer.usd_per_hour,
+        rented_at=now,
+        stage=Stage.RENTED.value,
+    )
+
+
+def order_destroy(tx: Session, fleet: str, vast_id: int, *, now: datetime) -> str:
+    """A person's order to destroy a box, which no brake holds back: stored as sent; returns its key.
+
+    To be called within `Database.exclusive`, after a look that showed the box to be ours.
+    """
+    box = tx.scalars(
+        select(tables.Box).where(
+            tables.Box.fleet == fleet, tables.Box.vast_id == vast_id, tables.Box.stage != Stage.GONE
+        )
+    ).first()
+    order = Action(
+        fleet=fleet,
+        key=f"{Actor.OPERATOR.value}{vast_id}-{_random_suffix()}",
+        actor=Actor.OPERATOR.value,
+        tool=DestroyBox.name,
+        arguments={"id": vast_id},
+        box_key=box and box.key,
+        created_at=now,
+        ruling=Decision.ALLOW.value,
+        code="operator",
+        sentence="Ordered by a person.",
+        status=ActionStatus.SENT.value,
+        sent_at=real_now(tx),
+    )
+    tx.add(order)
+    if box is not None:
+        box.stage = Stage.DESTROYING.value
+    return order.key
+
+
+# --- what became of it -----------------------------------------------------------------------------------------------
+
+
+def record_outcome(
+    tx: Session, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None, now: datetime
+) -> None:
+    """What the provider answered, or that its answer is unknown. DONE is never overwritten.
+
+    To be called within `Database.exclusive`; never fenced, for it is a fact.
+    """
+    row = _action(tx, key)
+    if row.status == ActionStatus.DONE:
+        return
+    row.status = status.value
+    row.outcome = outcome
+    row.settled_at = None if status is ActionStatus.UNKNOWN else now
+    box = tx.get(tables.Box, row.box_key) if row.box_key else None
+    if box is None:
+        return
+    match row.tool, status:
+        case RentBox.name, ActionStatus.DONE:
+            box.vast_id = vast_id
+            if box.stage == Stage.GONE:
+                _back(box)
+        case RentBox.name, ActionStatus.FAILED:
+            gone(box, outcome, now)
+        case DestroyBox.name, ActionStatus.FAILED if box.stage == Stage.DESTROYING:
+            _back(box)
+        case _:
+            pass
+
+
+def gone(box: tables.Box, because: str, now: datetime) -> None:
+    """The box costs nothing any more, as far as is known; a later look may find it all the same."""
+    box.stage = Stage.GONE.value
+    box.gone_at = now
+    box.gone_because = because
+
+
+def _back(box: tables.Box) -> None:
+    """The box is there after all; how far it is, the next look tells."""
+    box.stage = Stage.RENTED.value
+    box.gone_at = None
+    box.gone_because = ""
+
+
+def expire_intents(tx: Session, fleet: str, *, now: datetime) -> None:
+    """What no open run stands behind will never be sent, and reserves nothing."""
+    tx.execute(
+        update(Action)
+        .where(and_(Action.fleet == fleet, Action.status == ActionStatus.INTENDED))
+        .values(status=ActionStatus.EXPIRED, outcome="its run ended before it was sent", settled_at=now)
+    )
+
+
+# --- questions -------------------------------------------------------------------------------------------------------
+
+
+def boxes(tx: Session, fleet: str) -> tuple[Box, ...]:
+    """The live boxes whose number the provider has told, oldest first. A rent without one is still in flight."""
+    rows = tx.scalars(
+        select(tables.Box)
+        .where(tables.Box.fleet == fleet, tables.Box.stage != Stage.GONE, col(tables.Box.vast_id).is_not(None))
+        .order_by(col(tables.Box.rented_at), col(tables.Box.key))
+    )
+    return tuple(
+        Box(
+            key=row.key,
+            label=row.label,
+            vast_id=row.vast_id,
+            machine_id=row.machine_id,
+            offer_id=row.offer_id or 0,
+            gpu_name=row.gpu_name,
+            num_gpus=row.num_gpus,
+            usd_per_hour=row.agreed_usd_per_hour if row.seen_usd_per_hour is None else row.seen_usd_per_hour,
+            stage=Stage(row.stage),
+            rented_at=row.rented_at,
+            protected=row.protected,
+            misses=row.misses,
+        )
+        for row in rows
+    )
+
+
+def in_flight(tx: Session, fleet: str) -> tuple[int, Decimal]:
+    """Rents that may still become a box which `boxes` does not show yet, and the $/h reserved for them."""
+    may_become_a_box = (
+        select(func.count(), func.coalesce(func.sum(Action.reserved_usd_per_hour), 0))
+        .select_from(Action)
+        .outerjoin(tables.Box, col(tables.Box.key) == Action.box_key)
+        .where(
+            Action.fleet == fleet,
+            Action.tool == RentBox.name,
+            or_(
+                Action.status == ActionStatus.INTENDED,
+                and_(
+                    col(Action.status).in_((ActionStatus.SENT, ActionStatus.UNKNOWN)), col(tables.Box.vast_id).is_(None)
+                ),
+            ),
+        )
+    )
+    count, rate = tx.execute(may_become_a_box).one()
+    return count, Decimal(rate)
+
+
+def unsettled(tx: Session, fleet: str) -> tuple[Unsettled, ...]:
+    """Calls about boxes that may have reached the provider and whose outcome nobody saw, oldest first."""
+    now = real_now(tx)
+    rows = tx.execute(
+        select(Action, tables.Box)
+        .join(tables.Box, col(tables.Box.key) == Action.box_key)
+        .where(Action.fleet == fleet, col(Action.status).in_((ActionStatus.SENT, ActionStatus.UNKNOWN)))
+        .order_by(col(Action.id))
+    )
+    return tuple(
+        Unsettled(
+            key=action.key,
+            tool=action.tool,
+            label=box.label,
+            vast_id=box.vast_id,
+            sent_for=now - (action.sent_at or now),
+        )
+        for action, box in rows
+    )
+
+
+def has_effect(tx: Session, run: Run) -> bool:
+    """Did this run change, or perhaps change, the world?"""
+    happened = select(Action.id).where(
+        Action.fleet == run.fleet, Action.run_id == run.run_id, col(Action.status).in_(_HAPPENED)
+    )
+    return tx.execute(select(happened.exists())).scalar_one()
+
+
+def _action(tx: Session, key: str) -> Action:
+    return tx.scalars(select(Action).where(Action.key == key)).one()

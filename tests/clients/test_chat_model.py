@@ -1,0 +1,365 @@
+"""The client of the model: what it asks, what it makes of every answer, how long and how often it tries."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import httpx2
+import pytest
+
+from fleet_agent.clients.model import MOST_CALLS, ChatModel, ChatOptions, open_client
+from fleet_agent.domain.run import ModelReply
+from fleet_agent.errors import ContextTooLong, FixSetup, FleetAgentError, KeyRefused, ModelUnreachable, ModelUnusable
+from fleet_agent.sim.model_app import create_app
+from fleet_agent.sim.model_faults import FAULTS, ModelFaults
+from tests.clients.world import PassingTime
+
+KEY = "made-up-model-key-0123456789"
+URL = "http://model.test:8000/v1"
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "You operate a fleet."},
+    {"role": "user", "content": "Hello?"},
+]
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "list_boxes", "parameters": {"type": "object"}}}
+]
+
+
+def model_over(
+    transport: httpx2.AsyncBaseTransport,
+    time: PassingTime,
+    *,
+    options: ChatOptions | None = None,
+    key: str = KEY,
+    deadline: timedelta = timedelta(seconds=120),
+) -> ChatModel:
+    client = open_client(URL, key, transport=transport)
+    options = options or ChatOptions(model="wise-one")
+    return ChatModel(client, options, elapsed=time.elapsed, sleep=time.sleep, deadline=deadline)
+
+
+class SimulatedModel:
+    """The simulated server and our client in front of it."""
+
+    def __init__(self, *, key: str = KEY, options: ChatOptions | None = None) -> None:
+        self.time = PassingTime()
+        self.faults = ModelFaults()
+        app = create_app(clock=self.time, faults=self.faults, api_key=KEY, sleep=self.time.sleep)
+        self.model = model_over(httpx2.ASGITransport(app), self.time, options=options, key=key)
+
+    async def reply(self) -> ModelReply:
+        return await self.model.reply(self.model.body(MESSAGES, TOOLS))
+
+
+class Scripted:
+    """A server that gives each answer once, in order, and the last one for ever."""
+
+    def __init__(self, *answers: httpx2.Response | Exception) -> None:
+        self.asked = 0
+        self.time = PassingTime()
+        self._answers = list(answers)
+        self.model = model_over(httpx2.MockTransport(self._answer), self.time)
+
+    def _answer(self, _: httpx2.Request) -> httpx2.Response:
+        self.asked += 1
+        given = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(given, Exception):
+            raise given
+        return httpx2.Response(given.status_code, headers=given.headers, content=given.content)
+
+    async def reply(self) -> ModelReply:
+        return await self.model.reply(self.model.body(MESSAGES, TOOLS))
+
+
+def refused(status: int, message: str = "no", code: str | None = None, **headers: str) -> httpx2.Response:
+    return httpx2.Response(status, json={"error": {"message": message, "code": code}}, headers=headers)
+
+
+GOOD = httpx2.Response(
+    200,
+    json={
+        "choices": [{"message": {"role": "assistant", "content": "Well."}}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 5},
+    },
+)
+NOTHING = httpx2.Response(200, json={"choices": [], "usage": {"prompt_tokens": 100, "completion_tokens": 0}})
+
+
+# --- what is asked ----------------------------------------------------------------------------------------------------
+
+
+def test_the_body_names_the_model_the_messages_the_tools_and_the_longest_reply_and_nothing_else():
+    model = SimulatedModel().model
+
+    assert model.body(MESSAGES, TOOLS) == {
+        "model": "wise-one",
+        "messages": MESSAGES,
+        "tools": TOOLS,
+        "max_tokens": 2000,
+    }
+
+
+def test_servers_that_want_another_name_or_a_temperature_get_them():
+    options = ChatOptions(
+        model="wise-one", max_output_tokens=500, max_output_tokens_name="max_completion_tokens", temperature=0.2
+    )
+
+    body = SimulatedModel(options=options).model.body(MESSAGES, [])
+
+    assert body == {"model": "wise-one", "messages": MESSAGES, "max_completion_tokens": 500, "temperature": 0.2}
+
+
+async def test_what_is_sent_is_the_body_to_the_byte():
+    sent: list[bytes] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        sent.append(request.content)
+        return httpx2.Response(200, content=GOOD.content)
+
+    model = model_over(httpx2.MockTransport(answer), PassingTime())
+    body = model.body(MESSAGES, TOOLS)
+    await model.reply(body)
+
+    assert httpx2.Response(200, content=sent[0]).json() == body
+
+
+# --- a good reply -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_reply_carries_its_calls_its_tokens_and_their_price():
+    options = ChatOptions(
+        model="wise-one", usd_per_million_tokens_in=Decimal("2.50"), usd_per_million_tokens_out=Decimal(10)
+    )
+
+    reply = await SimulatedModel(options=options).reply()
+
+    [call] = reply.calls
+    assert (call.name, call.arguments, call.malformed) == ("list_boxes", "{}", False)
+    usage = reply.usage
+    assert usage.tokens_in > 0
+    assert usage.cost_usd == (usage.tokens_in * Decimal("2.50") + usage.tokens_out * 10) / 1_000_000
+
+
+async def test_the_reply_to_the_same_request_has_the_same_call_ids_and_to_another_request_others():
+    first, again = await SimulatedModel().reply(), await SimulatedModel().reply()
+    model = SimulatedModel().model
+    later = await model.reply(model.body([*MESSAGES, {"role": "user", "content": "And now?"}], TOOLS))
+
+    assert first.calls[0].id == again.calls[0].id != later.calls[0].id
+
+
+# --- every fault that the simulated server knows ----------------------------------------------------------------------
+
+CURED_BY_ANOTHER_TRY = {
+    "http_500",
+    "http_429",
+    "error_in_200",
+    "html_200",
+    "sse_200",
+    "truncated_json",
+    "empty_choices",
+}
+LASTING = {
+    "insufficient_quota": FixSetup,
+    "unauthorized": KeyRefused,
+    "model_not_found": FixSetup,
+    "context_length_400": ContextTooLong,
+}
+USABLE_AS_IT_IS: Mapping[str, Callable[[ModelReply], bool]] = {
+    "slow": lambda reply: len(reply.calls) == 1,
+    "finish_reason_stop": lambda reply: len(reply.calls) == 1,
+    "call_in_text": lambda reply: not reply.calls and "<tool_call>" in reply.text,
+    "reasoning_only": lambda reply: not reply.calls and reply.text == "",
+    "list_content": lambda reply: reply.text == "Let me see.",
+    "bad_arguments": lambda reply: reply.calls[0].malformed and reply.calls[0].arguments == "{}",
+    "empty_arguments": lambda reply: not reply.calls[0].malformed and reply.calls[0].arguments == "{}",
+    "list_arguments": lambda reply: reply.calls[0].malformed and reply.calls[0].arguments == "{}",
+    "dict_arguments": lambda reply: not reply.calls[0].malformed and reply.calls[0].arguments == "{}",
+    "missing_ids": lambda reply: len(reply.calls[0].id) == 9 and reply.calls[0].provider_id == "",
+    "duplicate_ids": lambda reply: len(reply.calls[0].id) == 9 and reply.calls[0].provider_id == "call_0",
+    "unknown_tool": lambda reply: reply.calls[0].name == "run_shell_command",
+    "many_calls": lambda reply: len(reply.calls) == MOST_CALLS,
+    "null_usage": lambda reply: reply.usage.tokens == 0,
+    "partial_usage": lambda reply: reply.usage.tokens == 0,
+}
+
+
+def test_every_fault_of_the_simulated_server_has_its_expectation_here():
+    assert CURED_BY_ANOTHER_TRY | set(LASTING) | set(USABLE_AS_IT_IS) == set(FAULTS)
+
+
+@pytest.mark.parametrize("fault", sorted(CURED_BY_ANOTHER_TRY))
+async def test_a_passing_fault_is_cured_by_another_try(fault: str):
+    world = SimulatedModel()
+    world.faults.arm(fault)
+
+    assert (await world.reply()).calls[0].name == "list_boxes"
+
+
+@pytest.mark.parametrize("fault", sorted(LASTING))
+async def test_a_lasting_fault_is_told_at_once(fault: str):
+    world = SimulatedModel()
+    world.faults.arm(fault)
+
+    with pytest.raises(FleetAgentError) as error:
+        await world.reply()
+
+    assert type(error.value) is LASTING[fault]
+    assert world.time.slept == []
+
+
+@pytest.mark.parametrize("fault", sorted(USABLE_AS_IT_IS))
+async def test_a_spoiled_reply_is_used_as_far_as_it_goes(fault: str):
+    world = SimulatedModel()
+    world.faults.arm(fault)
+
+    assert USABLE_AS_IT_IS[fault](await world.reply())
+
+
+# --- how often and how long -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529])
+async def test_a_status_that_passes_is_tried_four_times_and_then_means_unreachable(status: int):
+    server = Scripted(refused(status))
+
+    with pytest.raises(ModelUnreachable, match=f"answered {status}"):
+        await server.reply()
+
+    assert server.asked == 4
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 402, 403, 404, 413, 422])
+async def test_a_status_that_lasts_is_tried_once(status: int):
+    server = Scripted(refused(status))
+
+    with pytest.raises((FixSetup, ContextTooLong)):
+        await server.reply()
+
+    assert server.asked == 1
+
+
+async def test_the_wait_that_the_server_asks_for_is_kept():
+    server = Scripted(refused(429, **{"retry-after": "17"}), GOOD)
+
+    await server.reply()
+
+    assert server.time.slept == [17]
+
+
+async def test_a_wait_beyond_the_deadline_is_not_begun():
+    server = Scripted(refused(429, **{"retry-after": "121"}), GOOD)
+
+    with pytest.raises(ModelUnreachable, match="429"):
+        await server.reply()
+
+    assert (server.asked, server.time.slept) == (1, [])
+
+
+async def test_waits_add_up_to_no_more_than_the_deadline():
+    server = Scripted(refused(503, **{"retry-after": "50"}))
+
+    with pytest.raises(ModelUnreachable):
+        await server.reply()
+
+    assert server.time.slept == [50, 50]
+
+
+async def test_a_server_that_never_answers_is_given_up_at_the_deadline():
+    async def silence(_: httpx2.Request) -> httpx2.Response:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets it")
+
+    model = model_over(httpx2.MockTransport(silence), PassingTime(), deadline=timedelta(0))
+
+    with pytest.raises(ModelUnreachable, match="did not answer in time"):
+        await model.reply(model.body(MESSAGES, TOOLS))
+
+
+async def test_a_server_that_is_not_there_is_named_with_the_remedy():
+    server = Scripted(httpx2.ConnectError("connection refused"))
+
+    with pytest.raises(ModelUnreachable) as error:
+        await server.reply()
+
+    assert "http://model.test:8000/v1 cannot be reached (connection refused)" in error.value.cause
+    assert "FLEET_MODEL_URL" in error.value.remedy
+
+
+async def test_an_unknown_model_is_named_with_the_address_where_it_was_asked_for():
+    with pytest.raises(FixSetup) as error:
+        await Scripted(refused(404, "no such model")).reply()
+
+    assert "'wise-one' at http://model.test:8000/v1" in error.value.cause
+    assert "FLEET_MODEL_NAME" in error.value.remedy
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        refused(400, "This model's maximum context length is 8192 tokens", "context_length_exceeded"),
+        refused(400, "the request exceeds the available context size"),
+        refused(500, "prompt is too long for the context window"),
+        refused(413),
+        httpx2.Response(400, json={"error": {"code": 400, "message": "too big", "type": "exceed_context_size_error"}}),
+        httpx2.Response(400, json={"detail": "Requested token count exceeds the model's maximum context length"}),
+    ],
+    ids=lambda answer: answer.text[:60],
+)
+async def test_a_prompt_that_does_not_fit_is_told_from_other_refusals(answer: httpx2.Response):
+    with pytest.raises(ContextTooLong):
+        await Scripted(answer).reply()
+
+
+async def test_too_many_tokens_a_minute_is_no_matter_of_length():
+    server = Scripted(refused(429, "too many tokens per minute for this context window"), GOOD)
+
+    assert (await server.reply()).text == "Well."
+
+
+async def test_an_error_inside_a_success_means_what_its_code_means():
+    inside = httpx2.Response(200, json={"choices": None, "error": {"message": "bad key", "code": 401}})
+
+    with pytest.raises(KeyRefused):
+        await Scripted(inside).reply()
+
+
+# --- what is paid for -------------------------------------------------------------------------------------------------
+
+
+async def test_replies_that_could_not_be_used_are_paid_for_too():
+    reply = await Scripted(NOTHING, NOTHING, GOOD).reply()
+
+    assert (reply.usage.tokens_in, reply.usage.tokens_out) == (300, 5)
+
+
+async def test_a_server_that_never_sends_a_usable_reply_is_unusable_and_its_tokens_are_known():
+    with pytest.raises(ModelUnusable) as error:
+        await Scripted(NOTHING).reply()
+
+    assert (error.value.tokens_in, error.value.tokens_out) == (400, 0)
+
+
+# --- cheap to import --------------------------------------------------------------------------------------------------
+
+
+def imports_openai(statement: str) -> bool:
+    program = f"{statement}; import sys; print('openai' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return shown.stdout.strip() == "True"
+
+
+def test_the_sdk_is_not_loaded_by_importing_the_client():
+    assert not imports_openai("import fleet_agent.clients.model")
+
+
+def test_control_opening_a_client_loads_it():
+    assert imports_openai(
+        "from fleet_agent.clients.model import open_client; open_client('http://127.0.0.1:9/v1', None)"
+    )

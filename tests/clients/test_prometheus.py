@@ -1,0 +1,156 @@
+"""Demand from Prometheus: five figures, and never a zero that nobody measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from fleet_agent.clients.prometheus import DemandQueries, PrometheusDemand
+from fleet_agent.domain.demand import Demand
+from fleet_agent.errors import TryLater
+from fleet_agent.sim.demand import DemandScript, ProofQueue, create_app
+from fleet_agent.sim.market import Market
+from tests.clients.world import NOON, PassingTime
+
+ALL = {
+    "fleet_demand_pending": "14",
+    "fleet_demand_running": "3",
+    "fleet_demand_oldest_pending_seconds": "90.5",
+    "fleet_demand_done_per_hour": "7.25",
+    "fleet_demand_failed_per_hour": "0",
+}
+
+
+def demand_over(transport: httpx.AsyncBaseTransport, **options: Any) -> PrometheusDemand:
+    client = httpx.AsyncClient(base_url="http://prometheus.test/demand", transport=transport)
+    return PrometheusDemand(client, DemandQueries(), clock=PassingTime(), **options)
+
+
+def vector(*values: object, at: float = NOON.timestamp()) -> dict[str, Any]:
+    series = [{"metric": {"box": str(number)}, "value": [at, value]} for number, value in enumerate(values)]
+    return {"status": "success", "data": {"resultType": "vector", "result": series}}
+
+
+def exporting(figures: Mapping[str, str], **instead: httpx.Response | dict[str, Any]) -> httpx.MockTransport:
+    """A Prometheus with these series; `instead` gives whole answers by the last word of the query's name."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        query = request.url.params["query"]
+        special = instead.get(query.removeprefix("fleet_demand_"))
+        if isinstance(special, httpx.Response):
+            return special
+        return httpx.Response(200, text=json.dumps(special or vector(*filter(None, [figures.get(query)]))))
+
+    return httpx.MockTransport(answer)
+
+
+async def test_five_queries_make_one_reading():
+    assert await demand_over(exporting(ALL)).demand() == Demand(
+        pending=14,
+        running=3,
+        oldest_pending=timedelta(seconds=90.5),
+        done_per_hour=7.25,
+        failed_per_hour=0.0,
+        seen_at=NOON,
+    )
+
+
+async def test_the_figures_of_the_simulated_proving_stack_are_read():
+    time = PassingTime()
+    queue = ProofQueue(time, Market(time), DemandScript(waiting=14), 0)
+    app = create_app(queue)
+    client = httpx.AsyncClient(base_url="http://sim.test", transport=httpx.ASGITransport(app))
+    time.advance(timedelta(minutes=3))
+
+    demand = await PrometheusDemand(client, DemandQueries(), clock=time).demand()
+
+    assert (demand.pending, demand.running, demand.oldest_pending) == (14, 0, timedelta(minutes=3))
+
+
+@pytest.mark.parametrize("query", ["pending", "running"])
+async def test_a_required_figure_that_nobody_exports_is_an_error_that_names_the_query(query: str):
+    figures = {name: value for name, value in ALL.items() if not name.endswith(f"demand_{query}")}
+
+    with pytest.raises(TryLater, match=f"fleet_demand_{query}"):
+        await demand_over(exporting(figures)).demand()
+
+
+def test_control_a_reader_with_a_default_takes_a_missing_series_for_no_work():
+    missing = vector()
+
+    assert sum(float(series["value"][1]) for series in missing["data"]["result"]) == 0
+
+
+async def test_a_figure_that_decisions_can_do_without_may_be_missing():
+    required = {name: ALL[name] for name in ("fleet_demand_pending", "fleet_demand_running")}
+
+    demand = await demand_over(exporting(required)).demand()
+
+    assert (demand.oldest_pending, demand.done_per_hour, demand.failed_per_hour) == (None, None, None)
+
+
+async def test_a_query_may_yield_a_plain_number():
+    scalar = {"status": "success", "data": {"resultType": "scalar", "result": [NOON.timestamp(), "9"]}}
+
+    assert (await demand_over(exporting(ALL, pending=scalar)).demand()).pending == 9
+
+
+REFUSED = httpx.Response(400, json={"status": "error", "errorType": "bad_data", "error": "parse error at char 3"})
+
+
+@pytest.mark.parametrize("query", ["pending", "done_per_hour"])
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (vector("1", "2"), "2 series"),
+        (vector("NaN"), "nan"),
+        (vector("+Inf"), "inf"),
+        (vector("-1"), "-1"),
+        (vector("many"), "many"),
+        (vector("1", at=1e300), "1e\\+300"),
+        (vector("1", at=NOON.timestamp() - 301), "5 min old"),
+        ({"status": "success", "data": {"resultType": "matrix", "result": []}}, "neither a number"),
+        ({"status": "success"}, "neither a number"),
+        (REFUSED, "parse error"),
+        (httpx.Response(200, html="<title>Sign in</title>"), "no Prometheus"),
+        (httpx.Response(503, text="busy"), "503"),
+        (httpx.Response(302, headers={"location": "/login"}), "302"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+async def test_an_answer_that_is_no_figure_is_an_error_even_where_the_figure_may_be_missing(
+    query: str, answer: httpx.Response | dict[str, Any], words: str
+):
+    with pytest.raises(TryLater, match=words) as error:
+        await demand_over(exporting(ALL, **{query: answer})).demand()
+
+    assert f"fleet_demand_{query}" in error.value.cause
+
+
+async def test_a_sample_of_five_minutes_is_fresh_enough():
+    old = vector("14", at=NOON.timestamp() - 300)
+
+    assert (await demand_over(exporting(ALL, pending=old)).demand()).pending == 14
+
+
+async def test_a_prometheus_that_is_not_there_is_told_with_the_remedy():
+    def refuse(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(TryLater, match="FLEET_DEMAND_PROMETHEUS_URL"):
+        await demand_over(httpx.MockTransport(refuse)).demand()
+
+
+async def test_a_prometheus_that_never_answers_is_given_up_at_the_deadline():
+    async def silence(_: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets it")
+
+    with pytest.raises(TryLater, match="took over"):
+        await demand_over(httpx.MockTransport(silence), deadline=timedelta(0)).demand()

@@ -1,0 +1,339 @@
+"""What each answer of vast.ai means, where the simulator does not give it: what was seen in the wild, and worse."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from fleet_agent.errors import (
+    AlreadyGone,
+    ChooseAnother,
+    FleetAgentError,
+    InventoryUnknown,
+    KeyRefused,
+    LookFirst,
+    SlowDown,
+    StopRenting,
+    TryLater,
+)
+from fleet_agent.ports import OfferQuery
+from tests.clients.world import POLICY, PassingTime, answering, market_over, order
+
+HTML = httpx.Response(200, html="<title>Sign in</title>")
+LOST_IN_FLIGHT = [
+    httpx.ReadTimeout("no answer"),
+    httpx.WriteTimeout("half sent"),
+    httpx.ReadError("connection reset"),
+    httpx.WriteError("broken pipe"),
+    httpx.RemoteProtocolError("server disconnected"),
+    httpx.ProxyError("who knows"),
+]
+NEVER_SENT = [httpx.ConnectError("refused"), httpx.ConnectTimeout("no route"), httpx.PoolTimeout("no connection free")]
+
+
+def said(status: int, **body: Any) -> httpx.Response:
+    return httpx.Response(status, json=body)
+
+
+def name_of(answer: httpx.Response | Exception) -> str:
+    if isinstance(answer, Exception):
+        return type(answer).__name__
+    return f"{answer.status_code} {answer.text[:60]}"
+
+
+async def outcome_of_create(*answers: httpx.Response | Exception) -> tuple[int | type[FleetAgentError], int]:
+    """The box id or the kind of error, and how often the create was sent."""
+    asked: list[httpx.Request] = []
+    market = market_over(answering(*answers, asked=asked), PassingTime())
+    try:
+        outcome: int | type[FleetAgentError] = await market.rent(order(40_000_001))
+    except FleetAgentError as error:
+        outcome = type(error)
+    return outcome, len(asked)
+
+
+# --- create -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [said(200, success=True, new_contract=77), said(200, new_contract=77), said(200, success=True, new_contract="77")],
+    ids=name_of,
+)
+async def test_a_create_that_names_the_box_and_denies_nothing_is_done(answer: httpx.Response):
+    assert await outcome_of_create(answer) == (77, 1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *LOST_IN_FLIGHT,
+        httpx.Response(500, text="oops"),
+        httpx.Response(502, html="<h1>Bad gateway</h1>"),
+        httpx.Response(504, text="Gateway Timeout"),
+        httpx.Response(408),
+        httpx.Response(302, headers={"location": "http://vast.test/login"}),
+        HTML,
+        said(200),
+        said(200, success=True),
+        said(200, success=True, new_contract=None),
+        said(200, success=True, new_contract={"id": 77}),
+        said(200, success={}, new_contract=77),
+        said(200, success=False, error="error", new_contract=77),
+        said(400, success=False, error="error", new_contract=77),
+        httpx.Response(200, text='{"success": true, "new_contr'),
+        httpx.Response(200, json=[1, 2]),
+    ],
+    ids=name_of,
+)
+async def test_a_create_of_which_nobody_knows_what_became_means_look_first_and_is_sent_once(
+    answer: httpx.Response | Exception,
+):
+    assert await outcome_of_create(answer) == (LookFirst, 1)
+
+
+@pytest.mark.parametrize("answer", NEVER_SENT, ids=name_of)
+async def test_a_create_that_never_left_means_try_later_and_is_not_sent_again_either(answer: Exception):
+    assert await outcome_of_create(answer) == (TryLater, 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "meaning"),
+    [
+        (said(404, success=False, error="invalid_args", msg="no_such_ask 5 is not available"), ChooseAnother),
+        (said(410, success=False, error="no_such_ask", msg="no longer available"), ChooseAnother),
+        (said(400, success=False, error="invalid_price", msg="price too low"), ChooseAnother),
+        (said(403, error="forbidden", msg="not for you"), ChooseAnother),
+        (said(200, success=False, error="no_such_ask", msg="gone"), ChooseAnother),
+        (httpx.Response(404, text="not found"), ChooseAnother),
+        (said(400, success=False, error="insufficient_credit", msg="Your account lacks credit"), StopRenting),
+        (said(200, success=False, msg="Your account lacks credit"), StopRenting),
+        (said(404, success=False, error="auth_error", msg="Invalid user key"), KeyRefused),
+        (said(403, error="auth_error"), KeyRefused),
+        (said(404, message="Invalid user key"), KeyRefused),
+        (said(401, msg="who are you"), KeyRefused),
+        (said(429, detail="too many"), SlowDown),
+        (httpx.Response(429, text="API requests too frequent"), SlowDown),
+    ],
+    ids=lambda value: name_of(value) if isinstance(value, httpx.Response) else "",
+)
+async def test_a_create_that_was_plainly_refused_says_what_to_do(
+    answer: httpx.Response, meaning: type[FleetAgentError]
+):
+    assert await outcome_of_create(answer) == (meaning, 1)
+
+
+async def test_control_judging_by_the_status_alone_takes_a_wrong_key_for_a_vanished_offer():
+    def by_status(response: httpx.Response) -> type[FleetAgentError]:
+        return {404: ChooseAnother, 401: KeyRefused}[response.status_code]
+
+    answer = said(404, success=False, error="auth_error", msg="Invalid user key")
+
+    assert by_status(answer) is ChooseAnother
+    assert (await outcome_of_create(answer))[0] is KeyRefused
+
+
+async def test_a_create_asks_for_no_bid_and_for_nothing_that_is_taken():
+    asked: list[httpx.Request] = []
+    market = market_over(answering(said(200, success=True, new_contract=77), asked=asked), PassingTime())
+
+    await market.rent(order(40_000_001))
+
+    [create] = asked
+    assert (create.method, create.url.path) == ("PUT", "/api/v0/asks/40000001/")
+    assert b'"cancel_unavail":true' in create.content
+    assert b"price" not in create.content
+
+
+async def test_a_create_whose_answer_does_not_end_means_look_first():
+    class Silence(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"{"
+            await asyncio.Event().wait()
+
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Silence()))
+    market = market_over(transport, PassingTime(), exchange_deadline=timedelta(0))
+
+    with pytest.raises(LookFirst, match="TimeoutError"):
+        await market.rent(order(40_000_001))
+
+
+# --- destroy ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "meaning"),
+    [
+        *((lost, LookFirst) for lost in LOST_IN_FLIGHT),
+        *((unsent, TryLater) for unsent in NEVER_SENT),
+        (httpx.Response(502), LookFirst),
+        (HTML, LookFirst),
+        (said(404, success=False, error="no_such_instance", msg="gone"), AlreadyGone),
+        (said(404, success=False, error="not_found"), AlreadyGone),
+        (said(200, success=False, error="no_such_instance"), AlreadyGone),
+        (httpx.Response(404, html="<h1>Not found</h1>"), TryLater),
+        (said(404, success=False, error="auth_error", msg="Invalid user key"), KeyRefused),
+        (said(200, success=False, error="busy", msg="try again"), TryLater),
+        (said(429, error="rate_limit_exceeded"), SlowDown),
+    ],
+    ids=lambda value: name_of(value) if isinstance(value, httpx.Response | Exception) else "",
+)
+async def test_what_an_answer_to_a_destroy_means(answer: httpx.Response | Exception, meaning: type[FleetAgentError]):
+    asked: list[httpx.Request] = []
+    market = market_over(answering(answer, asked=asked), PassingTime())
+
+    with pytest.raises(FleetAgentError) as error:
+        await market.destroy(77)
+
+    assert type(error.value) is meaning
+    assert len(asked) == 1
+
+
+# --- reads ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trouble", [*LOST_IN_FLIGHT, *NEVER_SENT, httpx.Response(503), HTML], ids=name_of)
+async def test_a_read_is_sent_a_second_time_and_no_third(trouble: httpx.Response | Exception):
+    asked: list[httpx.Request] = []
+    healed = market_over(answering(trouble, said(200, credit=12.5), asked=asked), PassingTime())
+    lasting = market_over(answering(trouble, trouble, said(200, credit=12.5), asked=asked), PassingTime())
+
+    assert (await healed.account()).credit_usd == pytest.approx(12.5)
+    with pytest.raises(TryLater):
+        await lasting.account()
+    assert len(asked) == 4
+
+
+@pytest.mark.parametrize("answer", [said(400, msg="no"), said(429), said(401), said(200, success=False)], ids=name_of)
+async def test_a_read_that_was_refused_is_not_repeated(answer: httpx.Response):
+    asked: list[httpx.Request] = []
+
+    with pytest.raises(FleetAgentError):
+        await market_over(answering(answer, asked=asked), PassingTime()).account()
+
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"credit": None}, {"credit": "much"}, {"credit": float("nan")}, {"balance": 5}], ids=str
+)
+async def test_an_account_without_a_readable_credit_is_not_an_account_without_credit(body: dict[str, Any]):
+    content = str(body).replace("'", '"').replace("None", "null").replace("nan", "NaN")
+    answer = httpx.Response(200, text=content)
+
+    with pytest.raises(TryLater):
+        await market_over(answering(answer), PassingTime()).account()
+
+
+async def test_a_retired_address_is_not_an_empty_account():
+    answer = said(410, success=False, error="deprecated_endpoint", msg="use another")
+
+    with pytest.raises(InventoryUnknown, match="410"):
+        await market_over(answering(answer), PassingTime()).inventory()
+
+
+async def test_a_list_that_is_not_there_is_unknown_and_not_a_box_that_is_gone():
+    answer = said(404, success=False, error="not_found", msg="no such page")
+
+    with pytest.raises(InventoryUnknown):
+        await market_over(answering(answer), PassingTime()).inventory()
+
+
+async def test_a_used_up_search_quota_is_not_asked_for_again_within_the_hour():
+    asked: list[httpx.Request] = []
+    time = PassingTime()
+    market = market_over(answering(said(429, error="search_quota_exceeded"), asked=asked), time)
+    for _ in range(3):
+        with pytest.raises(SlowDown):
+            await market.offers(OfferQuery(policy=POLICY))
+
+    assert len(asked) == 1
+    time.advance(timedelta(hours=1))
+    with pytest.raises(SlowDown):
+        await market.offers(OfferQuery(policy=POLICY))
+    assert len(asked) == 2
+
+
+# --- offers that cannot be read ---------------------------------------------------------------------------------------
+
+OFFER: dict[str, Any] = {
+    "id": 1,
+    "machine_id": 11,
+    "host_id": 111,
+    "gpu_name": "RTX 4090",
+    "num_gpus": 1,
+    "gpu_ram": 24564,
+    "gpu_frac": 1.0,
+    "dph_total": 0.4123,
+    "reliability2": 0.998,
+    "verification": "verified",
+    "inet_down": 900.0,
+    "disk_space": 800.0,
+}
+
+
+async def offered(*rows: object) -> list[int]:
+    market = market_over(answering(httpx.Response(200, json={"offers": list(rows)})), PassingTime())
+    return [offer.id for offer in await market.offers(OfferQuery(policy=POLICY))]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [None, "row", [], {}, *({**OFFER, "id": 2, "machine_id": 12, name: None} for name in ("dph_total", "gpu_ram"))],
+    ids=lambda row: str(row)[:40],
+)
+async def test_a_row_that_cannot_be_read_hides_no_other(broken: object):
+    assert await offered(broken, OFFER) == [1]
+
+
+@pytest.mark.parametrize("name", ["reliability2", "verification", "inet_down", "gpu_frac", "disk_space"])
+async def test_an_offer_that_does_not_say_whether_it_meets_a_floor_does_not_meet_it(name: str):
+    assert await offered({**OFFER, name: None}) == []
+
+
+async def test_control_the_same_offer_with_everything_said_is_offered():
+    assert await offered(OFFER) == [1]
+
+
+@pytest.mark.parametrize("name", ["host_id", "geolocation", "cpu_ram", "cpu_cores_effective", "cuda_max_good"])
+async def test_an_offer_may_leave_out_what_no_floor_is_about(name: str):
+    assert await offered({**OFFER, name: None}) == [1]
+
+
+async def test_offers_of_which_none_can_be_read_are_not_no_offers():
+    with pytest.raises(TryLater, match="none of 2 offers"):
+        await offered({"id": 1}, {"id": 2})
+
+
+async def test_a_filter_that_the_provider_forgot_is_applied_on_our_side():
+    assert await offered({**OFFER, "gpu_frac": 0.5}, {**OFFER, "id": 2, "gpu_ram": 8000}) == []
+
+
+async def test_of_two_offers_of_one_machine_the_cheaper_is_shown():
+    assert await offered({**OFFER, "id": 5, "dph_total": 0.5}, OFFER) == [1]
+
+
+# --- logs -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_log_that_never_appears_is_given_up_after_ten_seconds():
+    time = PassingTime()
+    wanted = said(200, success=True, result_url="http://logs.test/1?signature=made-up")
+
+    with pytest.raises(TryLater):
+        await market_over(answering(wanted, httpx.Response(404)), time).logs(77, tail=5)
+
+    assert sum(time.slept) == pytest.approx(10)
+
+
+async def test_of_an_endless_log_only_the_end_is_kept():
+    wanted = said(200, success=True, result_url="http://logs.test/1")
+    log = httpx.Response(200, content=b"x" * 1_000_000 + b"\nthe end")
+
+    text = await market_over(answering(wanted, log), PassingTime()).logs(77, tail=2)
+
+    assert text.endswith("\nthe end")
+    assert len(text) <= 256 * 1024

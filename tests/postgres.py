@@ -1,0 +1,59 @@
+"""A real PostgreSQL for the tests: one server a session, one migrated template, one fresh copy of it for each test."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from fleet_agent.store.embedded import EmbeddedPostgres, ensure_running
+
+TEMPLATE = "template_fleet"
+
+
+class TemporaryPostgres:
+    def __init__(self, server: EmbeddedPostgres) -> None:
+        self.server = server
+        self._numbers = itertools.count(1)
+
+    @contextmanager
+    def clone(self) -> Generator[str]:
+        """The URL of a new database like the template, dropped afterwards whoever is still connected to it."""
+        name = f"test_{next(self._numbers)}"
+        self.server.create_database(name, template=TEMPLATE)
+        try:
+            yield self.server.url(name)
+        finally:
+            drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
+            with psycopg.connect(plain(self.server.url("postgres")), autocommit=True) as connection:
+                connection.execute(drop)
+
+
+@contextmanager
+def temporary_postgres(migrate: Callable[[str], object]) -> Generator[TemporaryPostgres]:
+    """A server in a temporary folder, gone afterwards. `migrate(url)` makes the template's tables, and closes its
+    connections: PostgreSQL copies no database that is in use."""
+    with temporary_folder() as folder, ensure_running(folder, durable=False) as server:
+        server.create_database(TEMPLATE)
+        migrate(server.url(TEMPLATE))
+        yield TemporaryPostgres(server)
+
+
+@contextmanager
+def temporary_folder() -> Generator[Path]:
+    """A new folder, deleted afterwards, through which other users may pass: as root the server runs as another one,
+    and pytest's own tmp_path is closed to it."""
+    with tempfile.TemporaryDirectory(prefix="fleet-agent-test-") as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        yield folder
+
+
+def plain(url: str) -> str:
+    """The same database for psycopg itself, which knows nothing of SQLAlchemy's drivers."""
+    return url.replace("postgresql+psycopg://", "postgresql://", 1)

@@ -1,0 +1,172 @@
+"""A whole installation in one process: the story on the simulated world, with the real database and the real clients.
+
+The clients speak HTTP to the simulator's faces over an in-process transport; time moves only when a test says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import httpx2
+from openai import AsyncOpenAI
+
+from fleet_agent.clients.model import ChatModel, ChatOptions
+from fleet_agent.clients.pace import Pace
+from fleet_agent.clients.prometheus import DemandQueries, PrometheusDemand
+from fleet_agent.clients.vast import VastMarket
+from fleet_agent.cycle import run_cycle
+from fleet_agent.domain.report import Report
+from fleet_agent.domain.run import RunRequest
+from fleet_agent.domain.triggers import Kind, Trigger
+from fleet_agent.ports import Ports
+from fleet_agent.sim.clock import ManualClock
+from fleet_agent.sim.scenarios import FIRST_LIGHT, Scenario
+from fleet_agent.sim.world import World, open_world
+from fleet_agent.store import reading, steering
+from fleet_agent.store.database import Database, open_database
+from fleet_agent.store.inbox import Post, post
+from fleet_agent.store.installation import found_installation
+from fleet_agent.store.journal import PostgresJournal
+from fleet_agent.wiring import count_bytes
+
+NOON = datetime(2026, 3, 17, 12, 0, tzinfo=UTC)
+IMAGE = "example/prover@sha256:" + "a" * 64
+HEARTBEAT = timedelta(minutes=5)
+ADDRESS = "http://simulator.invalid"
+KEY = {"Authorization": "Bearer made-up"}
+
+
+class StoryClock:
+    """Both faces of time, moved by the test alone."""
+
+    def __init__(self, business: ManualClock) -> None:
+        self._business = business
+        self._start = business.now()
+
+    def now(self) -> datetime:
+        return self._business.now()
+
+    def elapsed(self) -> timedelta:
+        return self._business.now() - self._start
+
+
+class ListeningNotifier:
+    """Keeps what the operator was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    async def notify(self, text: str) -> None:
+        self.told.append(text)
+
+
+@dataclass
+class Installation:
+    """One fleet of one database, and the simulated world it lives in."""
+
+    sim: World
+    time: ManualClock
+    database: Database
+    ports: Ports
+    notifier: ListeningNotifier
+    fleet: str = "main"
+    _flow_runs: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    async def run(self, trigger: Trigger = Trigger.MANUAL, **request: Any) -> Report:
+        """One run of the story, as a flow run of its own."""
+        values: dict[str, Any] = {
+            "fleet": self.fleet,
+            "trigger": trigger,
+            "flow_run_id": f"flow-run-{next(self._flow_runs)}",
+            "worker_id": "test",
+        }
+        return await run_cycle(RunRequest(**values | request), self.ports)
+
+    async def heartbeat(self) -> Report:
+        """Five minutes pass and the heartbeat comes."""
+        self.time.advance(HEARTBEAT)
+        return await self.run(Trigger.HEARTBEAT)
+
+    def say(self, text: str) -> None:
+        with self.database.shared(self.fleet) as tx:
+            post(tx, self.fleet, Post(kind=Kind.MESSAGE, source="cli", text=text), now=self.time.now())
+
+    def set_policy(self, changes: Mapping[str, str]) -> None:
+        with self.database.exclusive(self.fleet) as tx:
+            steering.change_policy(tx, self.fleet, changes, who="test", now=self.time.now())
+
+    # --- what is there ------------------------------------------------------------------------------------------------
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Oldest first."""
+        with self.database.transaction() as tx:
+            return reading.runs(tx, self.fleet, last=1000)[::-1]
+
+    def actions(self, *tools: str) -> list[dict[str, Any]]:
+        """Oldest first."""
+        with self.database.transaction() as tx:
+            rows = reading.actions(tx, self.fleet, last=1000)[::-1]
+        return [row for row in rows if not tools or row["tool"] in tools]
+
+    def boxes(self) -> list[dict[str, Any]]:
+        with self.database.transaction() as tx:
+            return reading.boxes(tx, self.fleet)
+
+    def status(self) -> dict[str, Any]:
+        with self.database.transaction() as tx:
+            return reading.status(tx, self.fleet, now=self.time.now())
+
+
+@asynccontextmanager
+async def installation(
+    database_url: str, *, scenario: Scenario = FIRST_LIGHT, model: str = "sensible", seed: int = 1
+) -> AsyncGenerator[Installation]:
+    """A new installation whose policy names an image, on a world of its own at noon."""
+    time = ManualClock(NOON)
+    clock = StoryClock(time)
+    sim = open_world(time, scenario, seed=seed, policy=model)
+    database = open_database(database_url)
+    found_installation(database, origin=NOON)
+    notifier = ListeningNotifier()
+    async with (
+        httpx.AsyncClient(base_url=ADDRESS, transport=httpx.ASGITransport(sim.vast_face), headers=KEY) as vast,
+        httpx.AsyncClient(base_url=f"{ADDRESS}/demand", transport=httpx.ASGITransport(sim.vast_face)) as demand,
+        AsyncOpenAI(
+            base_url=f"{ADDRESS}/v1",
+            api_key="made-up",
+            max_retries=0,
+            http_client=httpx2.AsyncClient(transport=httpx2.ASGITransport(sim.model_face)),
+        ) as chat,
+    ):
+        made = Installation(
+            sim=sim,
+            time=time,
+            database=database,
+            notifier=notifier,
+            ports=Ports(
+                clock=clock,
+                market=VastMarket(vast, clock=clock, pace=Pace({}, elapsed=clock.elapsed, sleep=skip), box_env={}),
+                model=ChatModel(chat, ChatOptions(model="simulated"), elapsed=clock.elapsed, sleep=skip),
+                demand=PrometheusDemand(demand, DemandQueries(), clock=clock),
+                notifier=notifier,
+                journal=PostgresJournal(database, clock, "main"),
+                count_tokens=count_bytes,
+            ),
+        )
+        made.set_policy({"launch.image": IMAGE})
+        try:
+            yield made
+        finally:
+            database.close()
+
+
+async def skip(_: float) -> None:
+    """Waiting takes no time in a story."""
