@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet_agent.runtime import Runtime
 from fleet_agent.settings import Settings
 
 ANY_PROGRAM = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
@@ -66,14 +67,19 @@ def of_server(place: PrefectPlace, database_url: str) -> dict[str, str]:
     }
 
 
+def of_prefect_client(place: PrefectPlace | Runtime) -> dict[str, str]:
+    """For whatever speaks with the tree's server through Prefect's own library."""
+    return {"PREFECT_API_URL": place.api_url, "PREFECT_API_AUTH_STRING": place.auth_string}
+
+
 def of_deploy(place: PrefectPlace) -> dict[str, str]:
-    return _of_prefect(place) | _of_prefect_client(place)
+    return _of_prefect(place) | of_prefect_client(place)
 
 
 def of_worker(place: PrefectPlace, settings: Settings) -> dict[str, str]:
     return {
         **_of_prefect(place),
-        **_of_prefect_client(place),
+        **of_prefect_client(place),
         **_inherited(WHO_REACHES_OUT),
         "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"])),
         # Seconds between two looks for runs that are due: cheap on loopback, and somebody may wait for one.
@@ -92,10 +98,6 @@ def _of_prefect(place: PrefectPlace) -> dict[str, str]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
     }
-
-
-def _of_prefect_client(place: PrefectPlace) -> dict[str, str]:
-    return {"PREFECT_API_URL": place.api_url, "PREFECT_API_AUTH_STRING": place.auth_string}
 
 
 def _inherited(names: tuple[str, ...]) -> dict[str, str]:

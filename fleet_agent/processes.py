@@ -65,7 +65,7 @@ class Process:
 
     @classmethod
     async def start(cls, command: Command, log_dir: Path, guardian: Guardian) -> Self:
-        log = log_dir / f"{command.name}.log"
+        log = log_dir / f"{command.name.lower().replace(' ', '-')}.log"
         if log.exists() and log.stat().st_size > LARGEST_LOG:
             log.rename(log.with_suffix(".log.1"))
         with log.open("ab") as output:

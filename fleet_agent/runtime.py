@@ -12,10 +12,26 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from fleet_agent.errors import FixSetup
+from fleet_agent.settings import simulated
+
+
+class Simulators(BaseModel):
+    """Where a simulated world is, on loopback."""
+
+    model_config = ConfigDict(frozen=True)
+
+    vast_port: int
+    model_port: int
+
+    def settings(self) -> dict[str, Any]:
+        return simulated(
+            vast_url=f"http://127.0.0.1:{self.vast_port}", model_url=f"http://127.0.0.1:{self.model_port}/v1"
+        )
 
 
 class Runtime(BaseModel):
@@ -24,7 +40,6 @@ class Runtime(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     pid: int
-    simulated: bool
     data_dir: Path
     log_dir: Path
     database_url: str
@@ -33,7 +48,14 @@ class Runtime(BaseModel):
     """`user:password` of Prefect's API; Prefect's pages ask for it in this form."""
     ui_url: str
     processes: dict[str, int]
-    """Process number by name, as they were when the tree became ready."""
+    """Process number by name."""
+    simulators: Simulators | None
+    """A demo's world; None under `up`."""
+
+    def settings(self) -> dict[str, Any]:
+        """What the tree's settings have in place of the caller's own, for `model_copy(update=…)`."""
+        world = self.simulators.settings() if self.simulators else {}
+        return {**world, "data_dir": self.data_dir, "database_url": SecretStr(self.database_url)}
 
 
 def live_runtime(data_dir: Path) -> Runtime | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
@@ -22,6 +23,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, Settin
 from fleet_agent.errors import FixSetup
 
 PREFIX = "FLEET_"
+FLEET_NAME = r"^[a-z0-9-]{1,20}$"
 
 HttpUrl = Annotated[str, Field(pattern=r"^https?://[^\s/]+")]
 UsdPerMillionTokens = Annotated[Decimal, Field(ge=0, max_digits=12, decimal_places=6)]
@@ -45,7 +47,7 @@ class Settings(BaseSettings):
 
     fleet: str = Field(
         default="main",
-        pattern=r"^[a-z0-9-]{1,20}$",
+        pattern=FLEET_NAME,
         description="Name of the fleet that commands speak of; part of every box's label, hence short and plain.",
     )
     data_dir: Path = Field(
@@ -190,6 +192,12 @@ class Settings(BaseSettings):
         """The demo's own folder: it must never touch what `up` keeps."""
         return self.data_dir.with_name(f"{self.data_dir.name}-demo")
 
+    def with_fleet(self, name: str) -> Settings:
+        """The same for another fleet. Raises FixSetup for a name that cannot be one."""
+        if not re.fullmatch(FLEET_NAME, name):
+            raise FixSetup(f"{name!r} cannot be the name of a fleet", "up to 20 of a-z, 0-9 and -")
+        return self.model_copy(update={"fleet": name})
+
     def environment(self) -> dict[str, str]:
         """The same settings as variables, secrets in the clear: for the worker, which needs them all."""
         values = {name: _as_text(getattr(self, name)) for name in type(self).model_fields}
@@ -199,6 +207,26 @@ class Settings(BaseSettings):
 def variable(field: str) -> str:
     """The environment variable of a field."""
     return PREFIX + field.upper()
+
+
+def simulated(*, vast_url: str, model_url: str) -> dict[str, Any]:
+    """What a demo puts in the place of every setting that reaches the real world, for `model_copy(update=…)`."""
+    queries = {name: field.default for name, field in Settings.model_fields.items() if name.startswith("demand_query")}
+    return {
+        "vast_url": vast_url,
+        "vast_api_key": SecretStr("simulated"),
+        "box_env": {},
+        "model_url": model_url,
+        "model_name": "simulated-operator",
+        "model_api_key": None,
+        "model_max_output_tokens_name": "max_tokens",
+        # Made up, so that a run has a cost to show.
+        "model_usd_per_million_tokens_in": Decimal("0.25"),
+        "model_usd_per_million_tokens_out": Decimal("1.25"),
+        "demand_prometheus_url": f"{vast_url}/demand",
+        **queries,
+        "notify_urls": (),
+    }
 
 
 def missing_for_up(settings: Settings) -> list[str]:

@@ -23,13 +23,11 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from decimal import Decimal
 from pathlib import Path
 
 import psutil
 import psycopg
 from psycopg import sql
-from pydantic import SecretStr
 
 from fleet_agent import environments
 from fleet_agent.clients.prefect_api import PrefectOrchestrator, open_client
@@ -37,7 +35,7 @@ from fleet_agent.deploy import PROJECT_DIR, WORK_POOL
 from fleet_agent.environments import PrefectPlace
 from fleet_agent.errors import FixSetup, FleetAgentError
 from fleet_agent.processes import Command, Guardian, Process
-from fleet_agent.runtime import Runtime, only_tree, publish
+from fleet_agent.runtime import Runtime, Simulators, only_tree, publish
 from fleet_agent.settings import Settings
 from fleet_agent.store import migrate
 from fleet_agent.store.database import Database, Timeline, open_database
@@ -187,31 +185,28 @@ class _Tree:
         prefect = PrefectOrchestrator(
             await self._ends.enter_async_context(open_client(place.api_url, place.auth_string))
         )
-        simulators = _SimulatorPorts(vast=_free_port(), model=_free_port())
-        settings = _simulated(self._plan, simulators) if simulation else self._plan.settings
-        fleet_url, prefect_url = await self._start_databases(settings)
-        settings = settings.model_copy(update={"database_url": SecretStr(fleet_url)})
-        async with asyncio.TaskGroup() as starting:
-            starting.create_task(self._begin(_server(place, prefect_url, prefect)))
-            line = await asyncio.to_thread(_prepare_fleet, fleet_url, self._plan)
-            if simulation:
-                starting.create_task(self._begin(_simulators(simulation, simulators, line)))
-        async with asyncio.TaskGroup() as starting:
-            starting.create_task(self._begin(_deployment(place, line.speed)))
-            starting.create_task(self._begin(_worker(place, settings, prefect)))
+        fleet_url, prefect_url = await self._start_databases()
         runtime = Runtime(
             pid=os.getpid(),
-            simulated=simulation is not None,
             data_dir=self._plan.data_dir,
             log_dir=self._log_dir,
             database_url=fleet_url,
             api_url=place.api_url,
             auth_string=place.auth_string,
             ui_url=place.origin,
-            processes=self._numbers(),
+            processes={},
+            simulators=Simulators(vast_port=_free_port(), model_port=_free_port()) if simulation else None,
         )
-        publish(runtime)
-        return runtime
+        async with asyncio.TaskGroup() as starting:
+            starting.create_task(self._begin(_server(place, prefect_url, prefect)))
+            line = await asyncio.to_thread(_prepare_fleet, fleet_url, self._plan)
+            if simulation and runtime.simulators:
+                starting.create_task(self._begin(_simulators(simulation, runtime.simulators, line)))
+        async with asyncio.TaskGroup() as starting:
+            starting.create_task(self._begin(_deployment(place, line.speed)))
+            settings = self._plan.settings.model_copy(update=runtime.settings())
+            starting.create_task(self._begin(_worker(place, settings, prefect)))
+        return self._published(runtime)
 
     async def keep(self, runtime: Runtime) -> None:
         """Notice what dies. Under `up` it is started again; a demo ends, for its story would be another one."""
@@ -229,9 +224,11 @@ class _Tree:
 
     # --- the databases ------------------------------------------------------------------------------------------------
 
-    async def _start_databases(self, settings: Settings) -> tuple[str, str]:
+    async def _start_databases(self) -> tuple[str, str]:
         """The addresses of the fleet's database and, for asyncpg, of Prefect's; embedded where none is set."""
-        fleet, prefect = (_address(url) for url in (settings.database_url, settings.prefect_database_url))
+        settings = self._plan.settings
+        given = (None, None) if self._plan.simulation else (settings.database_url, settings.prefect_database_url)
+        fleet, prefect = (url.get_secret_value() if url else "" for url in given)
         if not fleet or not prefect:
             postgres = await self._start_postgres()
             fleet = fleet or postgres.url(FLEET_DATABASE)
@@ -291,7 +288,7 @@ class _Tree:
             await asyncio.sleep(pause)
             try:
                 await self._begin(process.command)
-                publish(runtime.model_copy(update={"processes": self._numbers()}))
+                self._published(runtime)
             except FleetAgentError as error:
                 self._tell(str(error))
 
@@ -299,18 +296,16 @@ class _Tree:
         if name in self._processes:
             await self._processes[name].stop(self.hurry)
 
-    def _numbers(self) -> dict[str, int]:
+    def _published(self, runtime: Runtime) -> Runtime:
+        """The same with the processes as they are now, for other commands to find."""
         postgres = {"PostgreSQL": self._postgres.pid} if self._postgres else {}
-        return postgres | {name: process.pid for name, process in self._processes.items() if process.command.is_ready}
+        children = {name: process.pid for name, process in self._processes.items() if process.command.is_ready}
+        published = runtime.model_copy(update={"processes": postgres | children})
+        publish(published)
+        return published
 
 
 # --- what is started --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _SimulatorPorts:
-    vast: int
-    model: int
 
 
 def _prefect_place(plan: StackPlan) -> PrefectPlace:
@@ -361,7 +356,7 @@ def _prepare_fleet(url: str, plan: StackPlan) -> Timeline:
 
 def _server(place: PrefectPlace, database_url: str, prefect: PrefectOrchestrator) -> Command:
     return Command(
-        name="prefect-server",
+        name="Prefect server",
         arguments=(*PYTHON_M, "prefect", "server", "start", "--host", LOOPBACK, "--port", str(place.port)),
         environment=environments.of_server(place, database_url),
         folder=place.home,
@@ -371,37 +366,20 @@ def _server(place: PrefectPlace, database_url: str, prefect: PrefectOrchestrator
     )
 
 
-def _simulators(simulation: Simulation, ports: _SimulatorPorts, line: Timeline) -> Command:
+def _simulators(simulation: Simulation, ports: Simulators, line: Timeline) -> Command:
     return Command(
         name="simulators",
         arguments=(
             *(*PYTHON_M, "fleet_agent.sim.server", "--scenario", simulation.scenario, "--seed", str(simulation.seed)),
-            *("--vast-port", str(ports.vast), "--model-port", str(ports.model)),
+            *("--vast-port", str(ports.vast_port), "--model-port", str(ports.model_port)),
             # The same line of time as the database's clock, so that everybody agrees what time it is.
             *("--speed", str(line.speed), "--origin", line.origin.isoformat(), "--since", line.started_at.isoformat()),
         ),
         environment=environments.of_simulators(),
         folder=PROJECT_DIR,
-        is_ready=lambda _: _listens(ports.model),
+        is_ready=lambda _: _listens(ports.model_port),
         may_take_to_start=MAY_TAKE_TO_START,
         may_take_to_end=MAY_TAKE_TO_END,
-    )
-
-
-def _simulated(plan: StackPlan, ports: _SimulatorPorts) -> Settings:
-    """The settings with nothing of the real world in them: no key, no address, nobody to notify."""
-    vast = f"http://{LOOPBACK}:{ports.vast}"
-    return Settings.model_construct(  # unlike a call, this does not look into the environment
-        fleet=plan.settings.fleet,
-        data_dir=plan.data_dir,
-        vast_url=vast,
-        vast_api_key=SecretStr("simulated"),
-        model_url=f"http://{LOOPBACK}:{ports.model}/v1",
-        model_name="simulated-operator",
-        # Made up, so that a run has a cost to show.
-        model_usd_per_million_tokens_in=Decimal("0.25"),
-        model_usd_per_million_tokens_out=Decimal("1.25"),
-        demand_prometheus_url=f"{vast}/demand",
     )
 
 
@@ -430,10 +408,6 @@ def _worker(place: PrefectPlace, settings: Settings, prefect: PrefectOrchestrato
 
 
 # --- ports and addresses ----------------------------------------------------------------------------------------------
-
-
-def _address(url: SecretStr | None) -> str:
-    return url.get_secret_value() if url else ""
 
 
 def _free_port() -> int:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
     from prefect.client.schemas.responses import DeploymentResponse
 
-PREFETCH_SECONDS = 4
+PREFETCH_SECONDS = 5
 """A run's process starts this long before the run is due, for it takes about as long to import what it needs."""
 
 MOST_RUNS = 2

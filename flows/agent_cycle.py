@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+from datetime import datetime
 from typing import Annotated, Any
 
 from prefect import flow
@@ -24,14 +25,15 @@ from fleet_agent.domain.report import Report
 from fleet_agent.domain.run import RunRequest
 from fleet_agent.domain.triggers import Trigger
 from fleet_agent.errors import FleetAgentError
-from fleet_agent.settings import Settings
-from fleet_agent.wiring import open_ports
+from fleet_agent.settings import FLEET_NAME, Settings
+from fleet_agent.store.installation import timeline
+from fleet_agent.wiring import open_ports, open_store
 from flows.tasked import tasked
 
 
 @flow(name="agent-cycle", flow_run_name="{fleet}: {trigger}")
 async def agent_cycle(
-    fleet: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,20}$")] = "main",
+    fleet: Annotated[str, Field(pattern=FLEET_NAME)] = "main",
     trigger: Trigger = Trigger.MANUAL,
     wake_id: int | None = None,
     force_review: bool = False,
@@ -45,19 +47,20 @@ async def agent_cycle(
         force_review: ask the model even if nothing has changed.
     """
     flow_run = _this_flow_run()
-    request = RunRequest(
-        fleet=fleet,
-        trigger=trigger,
-        flow_run_id=str(flow_run.id),
-        attempt=flow_run.run_count,
-        wake_id=wake_id,
-        scheduled_for=flow_run.expected_start_time,
-        force_review=force_review,
-        # A run has a process of its own, so the process's random part is made here.
-        worker_id=f"{socket.gethostname()}-{secrets.token_hex(2)}",
-    )
     try:
-        async with open_ports(Settings.load()) as ports:
+        settings = Settings.load().with_fleet(fleet)
+        request = RunRequest(
+            fleet=fleet,
+            trigger=trigger,
+            flow_run_id=str(flow_run.id),
+            attempt=flow_run.run_count,
+            wake_id=wake_id,
+            scheduled_for=_due(settings, flow_run),
+            force_review=force_review,
+            # A run has a process of its own, so the process's random part is made here.
+            worker_id=f"{socket.gethostname()}-{secrets.token_hex(2)}",
+        )
+        async with open_ports(settings) as ports:
             report = await run_cycle(request, tasked(ports))
     except FleetAgentError as error:
         # No run could be opened, so no row tells of it; this line is all there is.
@@ -73,6 +76,14 @@ def _this_flow_run() -> FlowRun:
     assert context is not None
     assert context.flow_run is not None
     return context.flow_run
+
+
+def _due(settings: Settings, flow_run: FlowRun) -> datetime | None:
+    """When the run was to begin, in business time: Prefect's clock knows only the real one."""
+    if flow_run.expected_start_time is None:
+        return None
+    with open_store(settings) as database:
+        return timeline(database).business(flow_run.expected_start_time)
 
 
 async def _tell_prefect(flow_run: FlowRun, fleet: str, report: Report) -> None:

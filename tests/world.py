@@ -127,12 +127,17 @@ class Installation:
 
 @asynccontextmanager
 async def installation(
-    database_url: str, *, scenario: Scenario = FIRST_LIGHT, model: str = "sensible", seed: int = 1
+    database_url: str,
+    *,
+    scenario: Scenario = FIRST_LIGHT,
+    model: str = "sensible",
+    seed: int = 1,
+    key_wanted: str | None = None,
 ) -> AsyncGenerator[Installation]:
     """A new installation whose policy names an image, on a world of its own at noon."""
     time = ManualClock(NOON)
     clock = StoryClock(time)
-    sim = open_world(time, scenario, seed=seed, policy=model)
+    sim = open_world(time, scenario, seed=seed, policy=model, api_key=key_wanted)
     database = open_database(database_url)
     found_installation(database, origin=NOON)
     notifier = ListeningNotifier()

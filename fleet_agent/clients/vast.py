@@ -129,6 +129,7 @@ class VastMarket:
         box_env: Mapping[str, str],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         exchange_deadline: timedelta = EXCHANGE_DEADLINE,
+        read_deadline: timedelta = READ_DEADLINE,
     ) -> None:
         self._client = client
         self._clock = clock
@@ -136,6 +137,7 @@ class VastMarket:
         self._box_env = box_env
         self._sleep = sleep
         self._exchange_deadline = exchange_deadline
+        self._read_deadline = read_deadline
         self._secrets = (client.headers.get("Authorization", "").removeprefix("Bearer "), *box_env.values())
 
     # --- what the world looks like ------------------------------------------------------------------------------------
@@ -143,7 +145,7 @@ class VastMarket:
     async def inventory(self) -> Inventory:
         seen_at = self._clock.now()
         try:
-            async with _at_most(READ_DEADLINE, LIST):
+            async with _at_most(self._read_deadline, LIST):
                 rows = await self._every_row()
         except (SlowDown, InventoryUnknown):
             raise
@@ -152,7 +154,7 @@ class VastMarket:
         return Inventory(instances=tuple(_instance(row) for row in rows), seen_at=seen_at)
 
     async def offers(self, query: OfferQuery) -> tuple[Offer, ...]:
-        async with _at_most(READ_DEADLINE, SEARCH):
+        async with _at_most(self._read_deadline, SEARCH):
             listed = await self._read(SEARCH, OfferList, "POST", "/api/v0/bundles/", json=_search(query))
         understood = [row for document in listed.offers if (row := OfferRow.understood(document))]
         if listed.offers and not understood:
@@ -160,12 +162,12 @@ class VastMarket:
         return _cheapest_per_machine([_offer(row) for row in understood], query)
 
     async def account(self) -> Account:
-        async with _at_most(READ_DEADLINE, ACCOUNT):
+        async with _at_most(self._read_deadline, ACCOUNT):
             user = await self._read(ACCOUNT, User, "GET", "/api/v0/users/current")
         return Account(credit_usd=user.credit)
 
     async def logs(self, vast_id: int, tail: int) -> str:
-        async with _at_most(READ_DEADLINE, LOGS):
+        async with _at_most(self._read_deadline, LOGS):
             path = f"/api/v0/instances/request_logs/{vast_id}/"
             response = await self._ask(LOGS, "PUT", path, json={"tail": str(tail)})
             if _names_missing_box(response):

@@ -13,7 +13,7 @@ from fleet_agent.domain.fleet import Frozen
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Mode
-from fleet_agent.domain.triggers import Event, Trigger
+from fleet_agent.domain.triggers import Event, Kind, Trigger
 from fleet_agent.domain.verdict import Verdict
 from fleet_agent.domain.wakes import Wake
 
@@ -59,8 +59,8 @@ class Claimed(Frozen):
 
 
 def reason_of(claimed: Claimed) -> str:
-    """Why a run happens, in a few words: the most urgent event first, then the first wake; empty for a heartbeat."""
-    events = sorted(claimed.events, key=lambda event: (event.priority, event.id))
+    """Why a run happens, in a few words: a person's words, then the most urgent event, then a wake; else empty."""
+    events = sorted(claimed.events, key=lambda event: (event.kind is not Kind.MESSAGE, event.priority, event.id))
     reasons = [_first_line(event.text) or event.kind.value.replace("_", " ") for event in events]
     reasons += [_first_line(wake.reason) for wake in claimed.wakes]
     if not reasons:

@@ -39,6 +39,9 @@ class ModelFaults:
             raise ValueError("times must be at least 1")
         self._armed.append(Armed(name, times, seconds))
 
+    def disarm(self, name: str) -> None:
+        self._armed = [armed for armed in self._armed if armed.name != name]
+
     def take(self) -> Armed | None:
         """The fault that strikes this request, if one is armed; one occurrence of it is used up."""
         if not self._armed:

@@ -349,7 +349,9 @@ class VastFace:
         self._results[name] = text
         self._unready.add(name)
         if len(self._results) > RESULTS_KEPT:
-            del self._results[next(iter(self._results))]
+            oldest = next(iter(self._results))
+            del self._results[oldest]
+            self._unready.discard(oldest)
         url = call.request.url_for("result", name=name)
         return {"success": True, "result_url": str(url), "msg": "Result will be available at the url"}
 
@@ -516,9 +518,12 @@ async def _body(request: Request) -> Json:
 
 def _decimal(value: object, name: str) -> Decimal:
     try:
-        return Decimal(str(value))
+        number = Decimal(str(value))
     except InvalidOperation as unreadable:
         raise failure(400, "invalid_args", f"{name} must be a number") from unreadable
+    if not number.is_finite():
+        raise failure(400, "invalid_args", f"{name} must be finite")
+    return number
 
 
 def _ids(body: Json, name: str) -> list[int]:
@@ -544,7 +549,7 @@ def _window(call: Call, column: str) -> tuple[datetime, datetime]:
     try:
         bounds = call.query("select_filters", {})[column]
         since, until = (datetime.fromtimestamp(float(bounds[bound]), UTC) for bound in ("gte", "lte"))
-    except (KeyError, TypeError, ValueError) as missing:
+    except (KeyError, TypeError, ValueError, OverflowError) as missing:
         refusal = {"success": False, "error": "invalid_request", "msg": f"select_filters must bound {column}"}
         raise Failure(JSONResponse(refusal)) from missing
     return since, until

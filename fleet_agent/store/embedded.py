@@ -191,10 +191,10 @@ def ensure_running(data_dir: Path, *, durable: bool = True, system_dir: Path = S
     lock = data_dir / "postgres.lock"
     try:
         data_dir.mkdir(mode=_folder_mode(), parents=True, exist_ok=True)
-        with _locked(lock):
+        with _locked(lock) as held:
             site = _site_of(data_dir, system_dir)
             if not site.cluster.exists():
-                _create_cluster(site, durable=durable)
+                _create_cluster(site, held, durable=durable)
             postmaster = _settled(site.cluster) or _start(site, durable=durable)
             return EmbeddedPostgres(site, postmaster, lock, data_dir / "postgres.users")
     except OSError as error:
@@ -211,11 +211,11 @@ def _folder_mode() -> int:
 
 
 @contextmanager
-def _locked(path: Path) -> Generator[None]:
+def _locked(path: Path) -> Generator[int]:
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield lock
     finally:
         os.close(lock)
 
@@ -356,8 +356,9 @@ def _postmaster_of(cluster: Path) -> _Postmaster | None:
     return _Postmaster(process.pid, socket_dir, status)
 
 
-def _create_cluster(site: _Site, *, durable: bool) -> None:
-    # Made under another name, so that an interrupted initdb is never taken for a database.
+def _create_cluster(site: _Site, lock: int, *, durable: bool) -> None:
+    # Made under another name, so that an interrupted initdb is never taken for a database. It inherits the lock: if we
+    # are killed, the next caller waits for it to end instead of clearing away what it still works on.
     unfinished = site.folder / "cluster.new"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(mode=0o700)
@@ -377,9 +378,10 @@ def _create_cluster(site: _Site, *, durable: bool) -> None:
         "--locale-provider=builtin",
         "--builtin-locale=C.UTF-8",
         *([] if durable else ["--no-sync"]),
+        inherits=(lock,),
     )
     if made.returncode:
-        raise _failure(made.stderr, site)
+        raise _failure(made.stderr, site.folder)
     if site.account:
         for path in (unfinished, *unfinished.rglob("*")):
             os.chown(path, *site.account, follow_symlinks=False)
@@ -421,7 +423,7 @@ def _start(site: _Site, *, durable: bool) -> _Postmaster:
         said = _words_of_last_start(site.cluster) or started.stderr
         if "is still in use" not in said or time.monotonic() > deadline:
             _forget(socket_dir, site.cluster)
-            raise _failure(said, site)
+            raise _failure(said, site.cluster / "log")
         time.sleep(0.1)
 
 
@@ -446,7 +448,9 @@ def _socket_dir_for(site: _Site) -> Path:
     return socket_dir
 
 
-def _run(site: _Site, folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _run(
+    site: _Site, folder: Path, program: str, *arguments: str, inherits: tuple[int, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run a program of the wheel on the cluster in this folder.
 
     The folder is `.` for the program: pg_ctl hands paths to a shell, where `$` and quotes in a name would do harm. The
@@ -460,6 +464,7 @@ def _run(site: _Site, folder: Path, program: str, *arguments: str) -> subprocess
         user=account and account.uid,
         group=account and account.gid,
         extra_groups=[] if account else None,
+        pass_fds=inherits,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -473,13 +478,13 @@ def _words_of_last_start(cluster: Path) -> str:
     return logs[-1].read_text(errors="replace").rpartition("starting PostgreSQL")[2] if logs else ""
 
 
-def _failure(said: str, site: _Site) -> FleetAgentError:
+def _failure(said: str, place: Path) -> FleetAgentError:
     """What the programs said, as an error for whoever can do something about it."""
-    complaints = re.findall(r"(?:FATAL|PANIC|error): .*", said) or said.splitlines() or ["it does not say why"]
-    cause = complaints[0]
+    complaint = re.search(r"(?:FATAL|PANIC|error): .*", said)
+    cause = complaint.group() if complaint else "it does not say why"
     if os.strerror(errno.ENOSPC) in cause:
-        return FixSetup(f"no space left for the database in {site.folder}", "free some, at least 200 MB")
-    return DatabaseUnreachable(f"PostgreSQL does not start: {cause}", f"see {site.cluster / 'log'}")
+        return FixSetup(f"no space left for the database in {place}", "free some, at least 200 MB")
+    return DatabaseUnreachable(f"PostgreSQL does not start: {cause}", f"see {place}")
 
 
 def _stop(cluster: Path) -> None:

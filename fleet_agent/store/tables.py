@@ -271,7 +271,7 @@ class Wake(SQLModel, table=True):
     asked_by: str
     asked_at: datetime = Field(sa_type=TIME)
 
-    # claims; a person's cancelling: wakes
+    # claims
     status: str = WakeStatus.PENDING.value
     claimed_by_run: int | None = Field(default=None, sa_type=BigInteger)
     processed_by_run: int | None = Field(default=None, sa_type=BigInteger)

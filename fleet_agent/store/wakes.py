@@ -1,4 +1,4 @@
-"""Future checks: asked for, listed, cancelled. Which run takes a due one is decided in `claims`."""
+"""Future checks: asked for and listed. Which run takes a due one is decided in `claims`."""
 
 from __future__ import annotations
 
@@ -33,16 +33,6 @@ def pending(tx: Session, fleet: str) -> tuple[Wake, ...]:
         .order_by(col(tables.Wake.wake_at), col(tables.Wake.id))
     )
     return tuple(as_wake(row) for row in rows)
-
-
-def cancel(tx: Session, fleet: str, wake_id: int) -> WakeStatus | None:
-    """Cancel a pending wake and return how it stands now; None when the fleet has no such wake."""
-    row = tx.get(tables.Wake, wake_id)
-    if row is None or row.fleet != fleet:
-        return None
-    if row.status == WakeStatus.PENDING:
-        row.status = WakeStatus.CANCELLED.value
-    return WakeStatus(row.status)
 
 
 def as_wake(row: tables.Wake) -> Wake:

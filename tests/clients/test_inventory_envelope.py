@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,6 +117,49 @@ def test_a_list_with_one_thing_wrong_is_read_whole_or_is_unknown(mutilation: tup
     boxes, answers = mutilation
 
     assert is_whole_or_unknown(our_reader(answers), boxes)
+
+
+def changed(boxes: int, number: int, **fields: object) -> list[bytes]:
+    pages = pages_of(boxes)
+    pages[number] |= fields
+    return [json.dumps(page).encode() for page in pages]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [b"{}"],
+        [b'{"success": true, "instances": []}'],
+        [b'{"success": true, "total_instances": 0}'],
+        changed(0, 0, success=False),
+        changed(0, 0, instances=None),
+        changed(0, 0, total_instances=None),
+        changed(0, 0, total_instances=1),
+        changed(3, 0, success=False),
+        changed(30, 1, total_instances=31),
+        changed(30, 1, instances=[], next_token="1"),
+        changed(30, 0, next_token="leads back to the first page"),
+        changed(30, 1, next_token="leads back to the first page"),
+    ],
+    ids=lambda answers: str(answers[-1])[:80],
+)
+def test_a_list_that_might_be_short_is_unknown(answers: list[bytes]):
+    assert our_reader(answers) is None
+
+
+def test_a_provider_that_never_stops_listing_is_not_followed_for_ever():
+    asked: list[str | None] = []
+
+    def more(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.params.get("after_token"))
+        [page] = pages_of(1)
+        page["instances"][0]["id"] = len(asked)
+        return httpx.Response(200, json=page | {"next_token": str(len(asked))})
+
+    with pytest.raises(InventoryUnknown):
+        asyncio.run(market_over(httpx.MockTransport(more), PassingTime()).inventory())
+
+    assert asked == [None, "1"]
 
 
 def test_every_list_without_anything_wrong_is_read_whole():

@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from fleet_agent.domain.fleet import Offer
+from fleet_agent.domain.policy import OfferFloors, Policy
 from fleet_agent.errors import (
     AlreadyGone,
     ChooseAnother,
@@ -218,14 +220,19 @@ async def test_a_read_that_was_refused_is_not_repeated(answer: httpx.Response):
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"credit": None}, {"credit": "much"}, {"credit": float("nan")}, {"balance": 5}], ids=str
+    "body",
+    [
+        "{}",
+        '{"credit": null}',
+        '{"credit": "much"}',
+        '{"credit": NaN}',
+        '{"balance": 5}',
+        '{"success": false, "credit": 5}',
+    ],
 )
-async def test_an_account_without_a_readable_credit_is_not_an_account_without_credit(body: dict[str, Any]):
-    content = str(body).replace("'", '"').replace("None", "null").replace("nan", "NaN")
-    answer = httpx.Response(200, text=content)
-
+async def test_an_account_without_a_readable_credit_is_not_an_account_without_credit(body: str):
     with pytest.raises(TryLater):
-        await market_over(answering(answer), PassingTime()).account()
+        await market_over(answering(httpx.Response(200, text=body)), PassingTime()).account()
 
 
 async def test_a_retired_address_is_not_an_empty_account():
@@ -240,6 +247,29 @@ async def test_a_list_that_is_not_there_is_unknown_and_not_a_box_that_is_gone():
 
     with pytest.raises(InventoryUnknown):
         await market_over(answering(answer), PassingTime()).inventory()
+
+
+async def test_a_list_that_was_refused_for_too_many_requests_says_when_to_come_back():
+    answer = httpx.Response(429, headers={"retry-after": "9"}, text="too many")
+
+    with pytest.raises(SlowDown) as refusal:
+        await market_over(answering(answer), PassingTime()).inventory()
+
+    assert refusal.value.retry_after == timedelta(seconds=9)
+
+
+async def test_a_provider_that_never_answers_is_given_up_at_the_deadline():
+    async def silence(_: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets it")
+
+    market = market_over(httpx.MockTransport(silence), PassingTime(), read_deadline=timedelta(0))
+
+    with pytest.raises(InventoryUnknown, match="took over"):
+        await market.inventory()
+    for question in (market.account(), market.offers(OfferQuery(policy=POLICY)), market.logs(77, tail=5)):
+        with pytest.raises(TryLater, match="took over"):
+            await question
 
 
 async def test_a_used_up_search_quota_is_not_asked_for_again_within_the_hour():
@@ -276,8 +306,12 @@ OFFER: dict[str, Any] = {
 
 
 async def offered(*rows: object) -> list[int]:
+    return [offer.id for offer in await offers_from(*rows)]
+
+
+async def offers_from(*rows: object, policy: Policy = POLICY) -> tuple[Offer, ...]:
     market = market_over(answering(httpx.Response(200, json={"offers": list(rows)})), PassingTime())
-    return [offer.id for offer in await market.offers(OfferQuery(policy=POLICY))]
+    return await market.offers(OfferQuery(policy=policy))
 
 
 @pytest.mark.parametrize(
@@ -314,6 +348,14 @@ async def test_a_filter_that_the_provider_forgot_is_applied_on_our_side():
 
 async def test_of_two_offers_of_one_machine_the_cheaper_is_shown():
     assert await offered({**OFFER, "id": 5, "dph_total": 0.5}, OFFER) == [1]
+
+
+async def test_of_a_shared_machine_only_the_share_of_its_memory_is_offered():
+    policy = Policy(offers=OfferFloors(whole_machine=False))
+
+    [offer] = await offers_from({**OFFER, "gpu_frac": 0.25, "cpu_ram": 256_000}, policy=policy)
+
+    assert offer.ram_mb == 64_000
 
 
 # --- logs -------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 
 from fleet_agent.clients.pace import Limit, Pace
-from fleet_agent.clients.vast import EXCHANGE_DEADLINE, LIMITS, VastMarket, open_client
+from fleet_agent.clients.vast import EXCHANGE_DEADLINE, LIMITS, READ_DEADLINE, VastMarket, open_client
 from fleet_agent.domain.policy import Launch, Policy
 from fleet_agent.ports import RentOrder
 from fleet_agent.sim.market import Market, Order
@@ -49,6 +49,7 @@ def market_over(
     box_env: Mapping[str, str] | None = None,
     limits: Mapping[str, Limit] = LIMITS,
     exchange_deadline: timedelta = EXCHANGE_DEADLINE,
+    read_deadline: timedelta = READ_DEADLINE,
 ) -> VastMarket:
     """The client under test over any wire."""
     client = open_client("http://vast.test", key, transport=transport)
@@ -60,6 +61,7 @@ def market_over(
         box_env=box_env or {},
         sleep=time.sleep,
         exchange_deadline=exchange_deadline,
+        read_deadline=read_deadline,
     )
 
 

@@ -290,3 +290,22 @@ async def test_a_filter_that_nobody_knows_is_a_bad_request(client: Client) -> No
         "/api/v1/instances/", params={"select_filters": json.dumps({"mood": {"eq": "good"}})}
     )
     assert (answer.status_code, answer.json()["error"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"image": ""}, "invalid_args"),
+        ({"disk": 5}, "invalid_args"),
+        ({"label": "x" * 257}, "invalid_args"),
+        ({"price": "cheap"}, "invalid_args"),
+        ({"price": 0.0001}, "invalid_price"),
+        ({"template_hash_id": "unknown"}, "invalid_args"),
+    ],
+)
+async def test_an_order_that_breaks_a_documented_limit_is_refused(
+    client: Client, wrong: dict[str, Any], error: str
+) -> None:
+    answer = await client.create(**wrong)
+    assert (answer.status_code, answer.json()["error"]) == (400, error)
+    assert client.market.creates == []

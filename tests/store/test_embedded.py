@@ -80,8 +80,12 @@ def lives(pid: int) -> bool:
 def kill_and_wait(*pids: int) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while any(lives(pid) for pid in pids):
+    wait_until(lambda: not any(lives(pid) for pid in pids))
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not reached():
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -108,15 +112,16 @@ def neighbour(folder: Path, **environment: str) -> Generator[tuple[subprocess.Po
 
 
 def as_user(uid: int, action: Callable[[], object]) -> str:
-    """What the action returns, or the error it raises, in a process of that user. Fork, because the interpreter's own
-    files may be closed to that user; what the action imports has been imported by then."""
+    """What the action returns, or the error it raises, in a process of that user (ours, if we are not root). By fork,
+    because the interpreter's files may be closed to that user; what the action needs has been imported by then."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
+            if IS_ROOT:
+                os.setgroups([])
+                os.setgid(uid)
+                os.setuid(uid)
             answer = str(action())
         except BaseException as error:
             answer = f"{type(error).__name__}: {error}"
@@ -266,13 +271,21 @@ class TestLife:
             lines = [other.pid, cluster(folder), 1, 5432, cluster(folder), "", "", "ready"]
             for name in ("postmaster.pid", ".s.PGSQL.5432.lock"):
                 (cluster(folder) / name).write_text("\n".join(map(str, lines)))
-                os.chown(cluster(folder) / name, owner.st_uid, owner.st_gid)
+                os.chown(cluster(folder) / name, owner.st_uid, -1)
             assert "already exists" in what_pg_ctl_alone_says(cluster(folder)), "control: PostgreSQL itself gives up"
             with running(folder) as server:
                 assert query(server, "SELECT 1") == [(1,)]
             other.kill()
 
-    def test_an_interrupted_initdb_is_begun_anew(self, folder: Path) -> None:
+    def test_the_next_waits_for_the_initdb_of_a_killed_process(self, folder: Path) -> None:
+        with start_neighbour(folder) as killed:
+            unfinished = cluster(folder).with_name("cluster.new") / "base"
+            wait_until(unfinished.exists)
+            kill_and_wait(killed.pid)
+        with running(folder) as server:
+            assert query(server, "SELECT 1") == [(1,)]
+
+    def test_what_an_interrupted_initdb_left_is_not_a_database(self, folder: Path) -> None:
         unfinished = cluster(folder).with_name("cluster.new")
         unfinished.mkdir(parents=True)
         (unfinished / "PG_VERSION").write_text("18\n")

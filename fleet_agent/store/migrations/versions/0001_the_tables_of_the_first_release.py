@@ -16,10 +16,10 @@ def upgrade() -> None:
         sa.Column("clock_origin", sa.DateTime(timezone=True), nullable=False),
         sa.Column("clock_started_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("clock_speed", sa.Float(), nullable=False),
-        sa.CheckConstraint("name ~ '^[a-z0-9]{6}$'", name="installation_name_fits_labels"),
-        sa.CheckConstraint("clock_speed > 0", name="installation_clock_runs_forward"),
-        sa.CheckConstraint("id = 1", name="installation_is_one_row"),
-        sa.PrimaryKeyConstraint("id", name="installation_pkey"),
+        sa.CheckConstraint("name ~ '^[a-z0-9]{6}$'", name=op.f("installation_name_fits_labels")),
+        sa.CheckConstraint("clock_speed > 0", name=op.f("installation_clock_runs_forward")),
+        sa.CheckConstraint("id = 1", name=op.f("installation_is_one_row")),
+        sa.PrimaryKeyConstraint("id", name=op.f("installation_pkey")),
     )
     op.create_table(
         "session_state",
@@ -34,9 +34,9 @@ def upgrade() -> None:
         sa.Column("notes", sa.String(), nullable=False),
         sa.Column("policy", postgresql.JSONB(), nullable=False),
         sa.Column("policy_version", sa.Integer(), nullable=False),
-        sa.CheckConstraint("fleet ~ '^[a-z0-9-]{1,20}$'", name="session_state_fleet_fits_labels"),
-        sa.CheckConstraint("mode IN ('live', 'dry_run', 'paused')", name="session_state_mode_is_known"),
-        sa.PrimaryKeyConstraint("fleet", name="session_state_pkey"),
+        sa.CheckConstraint("fleet ~ '^[a-z0-9-]{1,20}$'", name=op.f("session_state_fleet_fits_labels")),
+        sa.CheckConstraint("mode IN ('live', 'dry_run', 'paused')", name=op.f("session_state_mode_is_known")),
+        sa.PrimaryKeyConstraint("fleet", name=op.f("session_state_pkey")),
     )
     op.create_table(
         "audit",
@@ -46,10 +46,10 @@ def upgrade() -> None:
         sa.Column("who", sa.String(), nullable=False),
         sa.Column("what", sa.String(), nullable=False),
         sa.Column("text", sa.String(), nullable=False),
-        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name="audit_fleet_fkey"),
-        sa.PrimaryKeyConstraint("id", name="audit_pkey"),
+        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name=op.f("audit_fleet_fkey")),
+        sa.PrimaryKeyConstraint("id", name=op.f("audit_pkey")),
     )
-    op.create_index("audit_fleet_idx", "audit", ["fleet"], unique=False)
+    op.create_index(op.f("audit_fleet_idx"), "audit", ["fleet"], unique=False)
     op.create_table(
         "box",
         sa.Column("key", sa.String(), nullable=False),
@@ -70,15 +70,15 @@ def upgrade() -> None:
         sa.Column("gone_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("gone_because", sa.String(), nullable=False),
         sa.Column("protected", sa.Boolean(), nullable=False),
-        sa.CheckConstraint("(gone_at IS NULL) = (stage <> 'gone')", name="box_gone_has_a_time"),
+        sa.CheckConstraint("(gone_at IS NULL) = (stage <> 'gone')", name=op.f("box_gone_has_a_time")),
         sa.CheckConstraint(
             "stage IN ('rented', 'loading', 'registered', 'params_ready', 'benchmarked', 'proving', "
             "'draining', 'destroying', 'gone')",
-            name="box_stage_is_known",
+            name=op.f("box_stage_is_known"),
         ),
-        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name="box_fleet_fkey"),
-        sa.PrimaryKeyConstraint("key", name="box_pkey"),
-        sa.UniqueConstraint("label", name="box_label_key"),
+        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name=op.f("box_fleet_fkey")),
+        sa.PrimaryKeyConstraint("key", name=op.f("box_pkey")),
+        sa.UniqueConstraint("label", name=op.f("box_label_key")),
     )
     op.create_index("box_live", "box", ["fleet"], unique=False, postgresql_where=sa.text("stage <> 'gone'"))
     op.create_table(
@@ -109,12 +109,12 @@ def upgrade() -> None:
         sa.Column("in_prompt", sa.Boolean(), nullable=False),
         sa.Column("closed_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint(
-            "status IN ('open', 'closed', 'failed', 'interrupted', 'superseded')", name="run_status_is_known"
+            "status IN ('open', 'closed', 'failed', 'interrupted', 'superseded')", name=op.f("run_status_is_known")
         ),
-        sa.CheckConstraint("trigger IN ('heartbeat', 'wake', 'event', 'manual')", name="run_trigger_is_known"),
-        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name="run_fleet_fkey"),
-        sa.PrimaryKeyConstraint("fleet", "run_id", name="run_pkey"),
-        sa.UniqueConstraint("flow_run_id", "attempt", name="run_flow_run_id_attempt_key"),
+        sa.CheckConstraint("trigger IN ('heartbeat', 'wake', 'event', 'manual')", name=op.f("run_trigger_is_known")),
+        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name=op.f("run_fleet_fkey")),
+        sa.PrimaryKeyConstraint("fleet", "run_id", name=op.f("run_pkey")),
+        sa.UniqueConstraint("flow_run_id", "attempt", name=op.f("run_flow_run_id_attempt_key")),
     )
     op.create_index("run_one_open_a_fleet", "run", ["fleet"], unique=True, postgresql_where=sa.text("status = 'open'"))
     op.create_table(
@@ -139,21 +139,23 @@ def upgrade() -> None:
         sa.Column("send_by", sa.DateTime(timezone=True), nullable=True),
         sa.Column("outcome", sa.String(), nullable=False),
         sa.Column("settled_at", sa.DateTime(timezone=True), nullable=True),
-        sa.CheckConstraint("(run_id IS NULL) = (actor <> 'agent')", name="action_run_is_of_the_agent"),
-        sa.CheckConstraint("actor IN ('agent', 'operator')", name="action_actor_is_known"),
-        sa.CheckConstraint("ruling IN ('allow', 'refuse', 'needs_approval')", name="action_ruling_is_known"),
+        sa.CheckConstraint("(run_id IS NULL) = (actor <> 'agent')", name=op.f("action_run_is_of_the_agent")),
+        sa.CheckConstraint("actor IN ('agent', 'operator')", name=op.f("action_actor_is_known")),
+        sa.CheckConstraint("ruling IN ('allow', 'refuse', 'needs_approval')", name=op.f("action_ruling_is_known")),
         sa.CheckConstraint(
             "status IN ('proposed', 'refused', 'awaiting_approval', 'intended', 'dry', 'sent', 'done', "
             "'failed', 'unknown', 'expired')",
-            name="action_status_is_known",
+            name=op.f("action_status_is_known"),
         ),
-        sa.ForeignKeyConstraint(["fleet", "run_id"], ["run.fleet", "run.run_id"], name="action_fleet_run_id_fkey"),
-        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name="action_fleet_fkey"),
-        sa.PrimaryKeyConstraint("id", name="action_pkey"),
-        sa.UniqueConstraint("key", name="action_key_key"),
+        sa.ForeignKeyConstraint(
+            ["fleet", "run_id"], ["run.fleet", "run.run_id"], name=op.f("action_fleet_run_id_fkey")
+        ),
+        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name=op.f("action_fleet_fkey")),
+        sa.PrimaryKeyConstraint("id", name=op.f("action_pkey")),
+        sa.UniqueConstraint("key", name=op.f("action_key_key")),
     )
-    op.create_index("action_box_key_idx", "action", ["box_key"], unique=False)
-    op.create_index("action_fleet_run_id_idx", "action", ["fleet", "run_id"], unique=False)
+    op.create_index(op.f("action_box_key_idx"), "action", ["box_key"], unique=False)
+    op.create_index(op.f("action_fleet_run_id_idx"), "action", ["fleet", "run_id"], unique=False)
     op.create_index(
         "action_unsettled",
         "action",
@@ -179,19 +181,21 @@ def upgrade() -> None:
         sa.Column("consumed_by_run", sa.BigInteger(), nullable=True),
         sa.Column("quarantined_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint(
-            "consumed_by_run IS NULL OR consumed_by_run = claimed_by_run", name="inbox_consumed_by_its_claimant"
+            "consumed_by_run IS NULL OR consumed_by_run = claimed_by_run", name=op.f("inbox_consumed_by_its_claimant")
         ),
-        sa.CheckConstraint("quarantined_at IS NULL OR claimed_by_run IS NULL", name="inbox_quarantined_is_unclaimed"),
+        sa.CheckConstraint(
+            "quarantined_at IS NULL OR claimed_by_run IS NULL", name=op.f("inbox_quarantined_is_unclaimed")
+        ),
         sa.ForeignKeyConstraint(
-            ["fleet", "claimed_by_run"], ["run.fleet", "run.run_id"], name="inbox_fleet_claimed_by_run_fkey"
+            ["fleet", "claimed_by_run"], ["run.fleet", "run.run_id"], name=op.f("inbox_fleet_claimed_by_run_fkey")
         ),
         sa.ForeignKeyConstraint(
-            ["fleet", "consumed_by_run"], ["run.fleet", "run.run_id"], name="inbox_fleet_consumed_by_run_fkey"
+            ["fleet", "consumed_by_run"], ["run.fleet", "run.run_id"], name=op.f("inbox_fleet_consumed_by_run_fkey")
         ),
-        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name="inbox_fleet_fkey"),
-        sa.PrimaryKeyConstraint("id", name="inbox_pkey"),
+        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name=op.f("inbox_fleet_fkey")),
+        sa.PrimaryKeyConstraint("id", name=op.f("inbox_pkey")),
     )
-    op.create_index("inbox_fleet_claimed_by_run_idx", "inbox", ["fleet", "claimed_by_run"], unique=False)
+    op.create_index(op.f("inbox_fleet_claimed_by_run_idx"), "inbox", ["fleet", "claimed_by_run"], unique=False)
     op.create_index(
         "inbox_one_waiting_a_dedupe_key",
         "inbox",
@@ -220,18 +224,22 @@ def upgrade() -> None:
         sa.Column("call_id", sa.String(), nullable=True),
         sa.Column("calls", postgresql.JSONB(), nullable=False),
         sa.Column("at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(["fleet", "run_id"], ["run.fleet", "run.run_id"], name="message_fleet_run_id_fkey"),
-        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name="message_fleet_fkey"),
-        sa.PrimaryKeyConstraint("seq", name="message_pkey"),
+        sa.ForeignKeyConstraint(
+            ["fleet", "run_id"], ["run.fleet", "run.run_id"], name=op.f("message_fleet_run_id_fkey")
+        ),
+        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name=op.f("message_fleet_fkey")),
+        sa.PrimaryKeyConstraint("seq", name=op.f("message_pkey")),
     )
-    op.create_index("message_fleet_run_id_idx", "message", ["fleet", "run_id"], unique=False)
+    op.create_index(op.f("message_fleet_run_id_idx"), "message", ["fleet", "run_id"], unique=False)
     op.create_table(
         "request",
         sa.Column("fleet", sa.String(), nullable=False),
         sa.Column("run_id", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("body", postgresql.JSON(astext_type=sa.Text()), nullable=False),
-        sa.ForeignKeyConstraint(["fleet", "run_id"], ["run.fleet", "run.run_id"], name="request_fleet_run_id_fkey"),
-        sa.PrimaryKeyConstraint("fleet", "run_id", name="request_pkey"),
+        sa.ForeignKeyConstraint(
+            ["fleet", "run_id"], ["run.fleet", "run.run_id"], name=op.f("request_fleet_run_id_fkey")
+        ),
+        sa.PrimaryKeyConstraint("fleet", "run_id", name=op.f("request_pkey")),
     )
     op.create_table(
         "wake",
@@ -244,16 +252,18 @@ def upgrade() -> None:
         sa.Column("status", sa.String(), nullable=False),
         sa.Column("claimed_by_run", sa.BigInteger(), nullable=True),
         sa.Column("processed_by_run", sa.BigInteger(), nullable=True),
-        sa.CheckConstraint("(processed_by_run IS NULL) = (status <> 'processed')", name="wake_processed_by_one_run"),
-        sa.CheckConstraint("status IN ('pending', 'processed', 'cancelled')", name="wake_status_is_known"),
+        sa.CheckConstraint(
+            "(processed_by_run IS NULL) = (status <> 'processed')", name=op.f("wake_processed_by_one_run")
+        ),
+        sa.CheckConstraint("status IN ('pending', 'processed', 'cancelled')", name=op.f("wake_status_is_known")),
         sa.ForeignKeyConstraint(
-            ["fleet", "claimed_by_run"], ["run.fleet", "run.run_id"], name="wake_fleet_claimed_by_run_fkey"
+            ["fleet", "claimed_by_run"], ["run.fleet", "run.run_id"], name=op.f("wake_fleet_claimed_by_run_fkey")
         ),
         sa.ForeignKeyConstraint(
-            ["fleet", "processed_by_run"], ["run.fleet", "run.run_id"], name="wake_fleet_processed_by_run_fkey"
+            ["fleet", "processed_by_run"], ["run.fleet", "run.run_id"], name=op.f("wake_fleet_processed_by_run_fkey")
         ),
-        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name="wake_fleet_fkey"),
-        sa.PrimaryKeyConstraint("id", name="wake_pkey"),
+        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name=op.f("wake_fleet_fkey")),
+        sa.PrimaryKeyConstraint("id", name=op.f("wake_pkey")),
     )
     op.create_index(
         "wake_pending", "wake", ["fleet", "wake_at"], unique=False, postgresql_where=sa.text("status = 'pending'")

@@ -1,0 +1,217 @@
+"""A demo's tree from outside: who may enter, what each process knows, and what Prefect shows of a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.postgres import temporary_folder
+from tests.stack.trees import PLANTED, Tree, ready
+from tests.stack.waiting import until
+
+pytestmark = [pytest.mark.prefect, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Generator[Tree]:
+    """At the speed of real time, so that no heartbeat comes between what a test starts by hand and its end."""
+    with temporary_folder() as folder, ready(folder, "demo", "--speed", "1", settings=PLANTED) as tree:
+        yield tree
+
+
+# --- who may enter ----------------------------------------------------------------------------------------------------
+
+
+def test_prefects_api_asks_for_the_auth_string(demo: Tree) -> None:
+    stranger = httpx.Client(base_url=demo.runtime.api_url, trust_env=False)
+    deployments = "/deployments/filter"
+
+    assert stranger.post(deployments, json={}).status_code == 401
+    assert stranger.post(deployments, json={}, auth=("fleet", "guessed")).status_code == 401
+    with demo.api() as api:
+        assert api.post(deployments, json={}).status_code == 200
+
+
+def test_a_page_of_another_origin_may_not_ask_prefect(demo: Tree) -> None:
+    def preflight(origin: str) -> httpx.Response:
+        headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        return httpx.options(f"{demo.runtime.api_url}/deployments/filter", headers=headers, trust_env=False)
+
+    assert preflight("http://evil.example").status_code == 400
+    assert "access-control-allow-origin" not in preflight("http://evil.example").headers
+    # The control: Prefect's own pages may.
+    assert preflight(demo.runtime.ui_url).headers["access-control-allow-origin"] == demo.runtime.ui_url
+
+
+def test_everything_listens_on_loopback_alone(demo: Tree) -> None:
+    listening = [
+        connection.laddr.ip
+        for process in demo.everything()
+        for connection in process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening
+    assert set(listening) == {"127.0.0.1"}
+
+
+# --- what a process knows ---------------------------------------------------------------------------------------------
+
+
+def test_the_keys_of_the_real_world_reach_no_process_of_a_demo(demo: Tree) -> None:
+    root, *others = demo.everything()
+
+    knowing = [process.name() for process in others if set(PLANTED.values()) & set(process.environ().values())]
+
+    assert knowing == []
+    assert set(PLANTED.values()) <= set(root.environ().values())  # the control: they were there to be passed on
+
+
+def test_no_process_says_more_to_the_world_than_it_must(demo: Tree) -> None:
+    for name in ("Prefect server", "worker"):
+        environment = demo.processes()[name].environ()
+        assert environment["DO_NOT_TRACK"] == "1"
+        assert environment["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+
+
+def test_prefects_files_are_in_the_trees_folder_and_not_in_a_home(demo: Tree) -> None:
+    assert (demo.data_dir / "prefect").is_dir()
+    assert not (demo.data_dir.parent / ".prefect").exists()  # HOME is that folder
+
+
+@pytest.mark.skipif(not hasattr(psutil, "RLIMIT_NOFILE"), reason="reads /proc, which only Linux has")
+def test_children_obey_ctrl_c_even_if_the_tree_was_started_where_it_is_ignored(demo: Tree) -> None:
+    def ignores_sigint(process: psutil.Process) -> bool:
+        with open(f"/proc/{process.pid}/status") as status:
+            ignored = next(line for line in status if line.startswith("SigIgn")).split()[1]
+        return bool(int(ignored, 16) & 0b10)
+
+    assert not ignores_sigint(demo.processes()["worker"])
+    # The control: what is started there in the naive way inherits it.
+    naive = psutil.Popen(["sh", "-c", "trap '' INT; exec sleep 60"])
+    try:
+        until(lambda: naive.name() == "sleep")
+        assert ignores_sigint(naive)
+    finally:
+        naive.kill()
+        naive.wait()
+
+
+# --- what Prefect shows of a run --------------------------------------------------------------------------------------
+
+Json = dict[str, Any]
+
+
+def run_by_hand(tree: Tree, **parameters: Any) -> Json:
+    """What the button in Prefect's pages does; the flow run as it is in the end."""
+    with tree.api() as api:
+        deployment = api.get("/deployments/name/agent-cycle/main").json()["id"]
+        made = api.post(
+            f"/deployments/{deployment}/create_flow_run",
+            json={"parameters": parameters, "state": {"type": "SCHEDULED"}},
+        )
+        return ended(api, made.raise_for_status().json()["id"])
+
+
+def ended(api: httpx.Client, flow_run_id: str, *, attempt: int = 1) -> Json:
+    def over() -> bool:
+        run = api.get(f"/flow_runs/{flow_run_id}").json()
+        return run["run_count"] >= attempt and run["state_type"] in {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+
+    until(over)
+    return api.get(f"/flow_runs/{flow_run_id}").json()
+
+
+def tasks_of(api: httpx.Client, flow_run: Json) -> list[str]:
+    found = api.post(
+        "/task_runs/filter",
+        json={"flow_runs": {"id": {"any_": [flow_run["id"]]}}, "sort": "EXPECTED_START_TIME_ASC"},
+    )
+    return [task["name"] for task in found.json()]
+
+
+def test_a_run_that_a_person_starts_completes_and_says_what_it_was(demo: Tree) -> None:
+    flow_run = run_by_hand(demo)
+
+    assert flow_run["state_name"] == "Completed"
+    assert flow_run["name"].split(":")[0].split(" ")[1] == "manual"
+    assert flow_run["state"]["message"] == flow_run["name"]
+
+
+def test_a_run_shows_each_look_each_question_and_each_change_of_state_as_a_named_task(demo: Tree) -> None:
+    flow_run = run_by_hand(demo)
+    number = flow_run["name"].split(" ")[0]
+
+    with demo.api() as api:
+        until(lambda: any(name.startswith("close run") for name in tasks_of(api, flow_run)))
+        tasks = tasks_of(api, flow_run)
+
+    assert {"open run (manual)", "list the boxes", "read the demand", "ask the model (step 1)"} <= set(tasks)
+    assert f"collect events and wakes for run {number}" in tasks
+    assert any(name.startswith(f"close run {number}: ") for name in tasks)
+
+
+def test_a_run_leaves_a_report_and_a_table_of_the_fleet(demo: Tree) -> None:
+    flow_run = run_by_hand(demo)
+
+    with demo.api() as api:
+        found = api.post("/artifacts/filter", json={"flow_runs": {"id": {"any_": [flow_run["id"]]}}}).json()
+
+    artifacts = {artifact["key"]: artifact["data"] for artifact in found}
+    assert artifacts["report-main"].startswith(f"# Run {flow_run['name'].split(' ')[0]}")
+    assert "usd_per_hour" in artifacts["fleet-main"]
+
+
+def test_to_retry_a_completed_run_makes_a_new_run_and_no_intent_makes_two_boxes(demo: Tree) -> None:
+    flow_run = run_by_hand(demo)
+
+    with demo.api() as api:
+        retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
+        api.post(f"/flow_runs/{flow_run['id']}/set_state", json=retry).raise_for_status()
+        again = ended(api, flow_run["id"], attempt=2)
+
+    def number(run: Json) -> int:
+        return int(run["name"].split(" ")[0].removeprefix("#"))
+
+    assert again["state_name"] == "Completed"
+    assert number(again) > number(flow_run)
+    assert set(rented_labels(demo).values()) == {1}
+
+
+def rented_labels(tree: Tree) -> Counter[str]:
+    """How many boxes the market has of each label."""
+    assert tree.runtime.simulators is not None
+    market = f"http://127.0.0.1:{tree.runtime.simulators.vast_port}/api/v1/instances/"
+    rows = httpx.get(market, headers={"Authorization": "Bearer any"}, trust_env=False).json()["instances"]
+    return Counter(row["label"] for row in rows)
+
+
+def test_a_parameter_that_cannot_be_is_refused_before_a_run_is_made(demo: Tree) -> None:
+    with demo.api() as api:
+        deployment = api.get("/deployments/name/agent-cycle/main").json()["id"]
+        make = f"/deployments/{deployment}/create_flow_run"
+
+        for parameters in ({"trigger": "full moon"}, {"fleet": "Main Fleet"}, {"wake": 3}):
+            refused = api.post(make, json={"parameters": parameters, "state": {"type": "SCHEDULED"}})
+            assert refused.status_code == 409, refused.text
+            assert "\n" not in refused.json()["detail"]
+
+
+def test_what_a_person_must_fix_ends_the_run_in_one_line_and_the_next_run_works(demo: Tree) -> None:
+    assert demo.runtime.simulators is not None
+    model = f"http://127.0.0.1:{demo.runtime.simulators.model_port}"
+    httpx.post(f"{model}/sim/faults", json={"name": "unauthorized"}, trust_env=False).raise_for_status()
+
+    failed = run_by_hand(demo)
+
+    assert failed["state_name"] == "Failed"
+    assert failed["state"]["message"].count("→") == 1
+    assert "\n" not in failed["state"]["message"]
+    with demo.api() as api:
+        logs = api.post("/logs/filter", json={"logs": {"flow_run_id": {"any_": [failed["id"]]}}}).json()
+    assert not [line["message"] for line in logs if "Traceback" in line["message"]]
+    assert run_by_hand(demo)["state_name"] == "Completed"

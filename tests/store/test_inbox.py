@@ -1,0 +1,86 @@
+"""Posting is a row and a notification, and what repeats is counted."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from fleet_agent.domain.triggers import PRIORITY, Kind
+from fleet_agent.store.database import BELL_CHANNEL
+from tests.postgres import plain
+from tests.store.rig import Fleet
+
+
+async def test_an_event_carries_the_priority_of_its_kind(fleet: Fleet) -> None:
+    for kind in Kind:
+        fleet.post(kind)
+
+    assert {Kind(row["kind"]): row["priority"] for row in fleet.rows("inbox")} == PRIORITY
+
+
+async def test_what_repeats_while_it_waits_is_counted_and_keeps_its_first_time(fleet: Fleet) -> None:
+    began = fleet.clock.now()
+    first = fleet.post(Kind.DEMAND_BAND, "demand is 40", dedupe_key="demand")
+    fleet.clock.advance(timedelta(minutes=1))
+    second = fleet.post(Kind.DEMAND_BAND, "demand is 80", dedupe_key="demand")
+
+    (row,) = fleet.rows("inbox")
+
+    assert first == second == row["id"]
+    assert (row["count"], row["text"], row["occurred_at"]) == (2, "demand is 80", began)
+
+
+async def test_what_repeats_after_it_was_claimed_is_a_new_event(fleet: Fleet) -> None:
+    first = fleet.post(Kind.DEMAND_BAND, dedupe_key="demand")
+    await fleet.journal.collect(await fleet.open(), turn=1)
+
+    assert fleet.post(Kind.DEMAND_BAND, dedupe_key="demand") != first
+
+
+async def test_messages_of_a_person_are_never_taken_for_repetitions(fleet: Fleet) -> None:
+    fleet.post(Kind.MESSAGE, "yes")
+    fleet.post(Kind.MESSAGE, "yes")
+
+    assert [row["count"] for row in fleet.rows("inbox")] == [1, 1]
+
+
+async def test_a_post_is_heard_on_the_bell_channel_when_it_is_committed(fleet: Fleet, database_url: str) -> None:
+    with psycopg.connect(plain(database_url), autocommit=True) as listener:
+        listener.execute(f"LISTEN {BELL_CHANNEL}")
+        fleet.post()
+
+        (heard,) = listener.notifies(timeout=5, stop_after=1)
+
+    assert heard.payload == fleet.name
+
+
+async def test_a_run_that_ends_rings_when_something_is_left(fleet: Fleet, database_url: str) -> None:
+    """Control: a run that leaves nothing rings for nobody."""
+    await fleet.run_through()
+    run = await fleet.open()
+    fleet.post()
+    with psycopg.connect(plain(database_url), autocommit=True) as listener:
+        listener.execute(f"LISTEN {BELL_CHANNEL}")
+        await fleet.close(run)
+        leaving = list(listener.notifies(timeout=5, stop_after=1))
+        await fleet.run_through()
+        empty = list(listener.notifies(timeout=0))
+
+    assert (len(leaving), len(empty)) == (1, 0)
+
+
+async def test_the_database_itself_refuses_a_second_waiting_event_of_a_key(fleet: Fleet) -> None:
+    fleet.post(Kind.DEMAND_BAND, dedupe_key="demand")
+    fleet.post(Kind.DEMAND_BAND, dedupe_key="other")
+
+    with pytest.raises(IntegrityError, match="inbox_one_waiting_a_dedupe_key"), fleet.database.transaction() as tx:
+        tx.execute(text("UPDATE inbox SET dedupe_key = 'demand'"))
+
+
+async def test_a_fleet_whose_name_fits_no_label_is_refused(fleet: Fleet) -> None:
+    with pytest.raises(IntegrityError, match="fleet_fits_labels"):
+        Fleet(fleet.database, name="Main/2").post()

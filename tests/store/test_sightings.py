@@ -1,0 +1,240 @@
+"""The provider's list is laid beside the ledger, and what it cannot prove is waited for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from fleet_agent.domain.actions import DestroyBox
+from fleet_agent.domain.fleet import Inventory, Stage
+from fleet_agent.domain.ledger import ActionStatus
+from fleet_agent.store.ledger import GRACE
+from fleet_agent.store.sightings import MISSES_UNTIL_GONE, stage_seen
+from tests.store.rig import NOON, Fleet, instance
+
+OVER = GRACE + timedelta(seconds=1)
+
+
+# --- what is listed ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_box_is_known_by_its_label_and_takes_number_and_price_from_the_list(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rent(run)
+    await ready.sees(run, ready.instance(key, 101, usd_per_hour=Decimal("0.43")))
+
+    (box,) = await ready.journal.boxes(run)
+
+    assert (box.key, box.vast_id, box.usd_per_hour) == (key, 101, Decimal("0.43"))
+
+
+@pytest.mark.parametrize(
+    ("status", "stage"),
+    [("", Stage.RENTED), ("created", Stage.LOADING), ("loading", Stage.LOADING), ("running", Stage.PROVING),
+     ("exited", Stage.LOADING), ("offline", Stage.LOADING)],
+)  # fmt: skip
+def test_only_a_running_box_counts_as_proving(status: str, stage: Stage) -> None:
+    assert stage_seen(instance(actual_status=status), Stage.LOADING) is stage
+
+
+async def test_what_carries_no_label_of_this_fleet_is_left_alone(ready: Fleet) -> None:
+    run = await ready.open()
+    strangers = [
+        instance(id=1, label=""),
+        instance(id=2, label="somebody else's"),
+        instance(id=3, label="fa/zzzzzz/main/r1-s1-c1-aaaa"),
+        instance(id=4, label=ready.label("r1-s1-c1-aaaa").replace("/main/", "/other/")),
+    ]
+
+    assert await ready.journal.record_sighting(run, ready.look(*strangers).value) == ()
+    assert ready.rows("box") == []
+
+
+async def test_one_look_counts_once_however_often_it_is_recorded(ready: Fleet) -> None:
+    """Control: a later look counts again."""
+    run = await ready.open()
+    key = await ready.rented(run)
+    await ready.sees(run, ready.instance(key))
+    empty = ready.look().value
+
+    for _ in range(3):
+        await ready.journal.record_sighting(run, empty)
+    once = ready.box(key)["misses"]
+    await ready.sees(run)
+
+    assert (once, ready.box(key)["misses"]) == (1, 2)
+
+
+async def test_a_look_older_than_the_last_one_changes_nothing(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rented(run)
+    older = ready.look().value
+    await ready.sees(run, ready.instance(key))
+
+    await ready.journal.record_sighting(run, older)
+
+    assert (ready.box(key)["sightings"], ready.box(key)["misses"]) == (1, 0)
+
+
+# --- rents whose answer was lost --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [None, ActionStatus.UNKNOWN, ActionStatus.FAILED, ActionStatus.EXPIRED])
+async def test_a_rent_is_done_when_its_label_is_found_whatever_was_thought_of_it(
+    ready: Fleet, status: ActionStatus | None
+) -> None:
+    run = await ready.open()
+    key = await ready.rent(run)
+    if status is not None:
+        await ready.journal.record_outcome(key, status, "no box, it seems")
+
+    await ready.sees(run, ready.instance(key))
+
+    assert ready.action(key)["status"] == "done"
+    assert [box.key for box in await ready.journal.boxes(run)] == [key]
+    assert await ready.journal.unsettled(run) == ()
+    assert await ready.journal.in_flight(run) == (0, Decimal(0))
+
+
+async def test_a_rent_that_is_not_listed_stays_reserved_until_its_grace_is_over(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rent(run)
+    ready.let_real_time_pass(GRACE - timedelta(seconds=10))
+    for _ in range(5):
+        await ready.sees(run)
+    in_grace = ready.action(key)["status"], (await ready.journal.in_flight(run))[0]
+    ready.let_real_time_pass(timedelta(seconds=11))
+    await ready.sees(run)
+
+    assert in_grace == ("sent", 1)
+    assert ready.action(key)["status"] == "expired"
+    assert await ready.journal.in_flight(run) == (0, Decimal(0))
+    assert ready.box(key)["gone_because"] == "never came into being"
+
+
+async def test_a_box_that_appears_after_its_rent_expired_is_a_box_again(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rent(run)
+    ready.let_real_time_pass(OVER)
+    await ready.sees(run)
+    expired = ready.action(key)["status"], ready.box(key)["stage"]
+
+    await ready.sees(run, ready.instance(key))
+
+    assert expired == ("expired", "gone")
+    assert (ready.action(key)["status"], ready.box(key)["stage"]) == ("done", "proving")
+
+
+async def test_a_new_box_is_not_missing_while_the_list_may_lag(ready: Fleet) -> None:
+    """Control: after the grace the same looks count."""
+    run = await ready.open()
+    key = await ready.rented(run)
+    for _ in range(MISSES_UNTIL_GONE):
+        await ready.sees(run)
+    in_grace = ready.box(key)["stage"]
+    ready.let_real_time_pass(OVER)
+    await ready.sees(run)
+
+    assert (in_grace, ready.box(key)["stage"]) == ("rented", "gone")
+
+
+# --- boxes that go ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_box_is_gone_after_two_looks_without_it_and_not_after_one(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rented(run)
+    await ready.sees(run, ready.instance(key))
+    await ready.sees(run)
+    after_one = ready.box(key)["stage"]
+    await ready.sees(run)
+
+    assert (after_one, ready.box(key)["stage"]) == ("proving", "gone")
+
+
+async def test_only_looks_in_a_row_count(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rented(run)
+    for _ in range(3):
+        await ready.sees(run)
+        await ready.sees(run, ready.instance(key))
+
+    assert ready.box(key)["stage"] == "proving"
+
+
+async def test_a_destroyed_box_is_gone_with_the_first_look_without_it(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rented(run)
+    order = await ready.destroy(run)
+    await ready.journal.record_outcome(order, ActionStatus.UNKNOWN, "the answer was lost")
+    await ready.sees(run)
+
+    assert (ready.box(key)["stage"], ready.box(key)["gone_because"]) == ("gone", "destroyed")
+    assert ready.action(order)["status"] == "done"
+    assert ready.box(key)["gone_at"] == ready.clock.now()
+
+
+async def test_a_box_that_is_listed_while_it_is_being_destroyed_goes_on_being_destroyed(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rented(run)
+    await ready.journal.record_outcome(await ready.destroy(run), ActionStatus.DONE, "accepted")
+    await ready.sees(run, ready.instance(key))
+
+    assert ready.box(key)["stage"] == "destroying"
+
+
+@pytest.mark.parametrize("answer", [ActionStatus.DONE, ActionStatus.UNKNOWN])
+async def test_a_box_that_is_still_listed_after_the_grace_can_be_destroyed_anew(
+    ready: Fleet, answer: ActionStatus
+) -> None:
+    run = await ready.open()
+    key = await ready.rented(run)
+    await ready.journal.record_outcome(await ready.destroy(run), answer, "accepted, perhaps")
+    ready.let_real_time_pass(OVER)
+    look = ready.look(ready.instance(key))
+    await ready.journal.record_sighting(run, look.value)
+
+    (ruled,) = await ready.reply(run, DestroyBox(id=101, reason="no work"), step=3, inventory=look)
+
+    assert ready.box(key)["stage"] == "proving"
+    assert ruled.ruling.code == "allowed"
+    assert await ready.journal.unsettled(run) == ()
+
+
+# --- orphans ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_box_with_our_label_that_the_ledger_does_not_know_is_adopted_and_noted(ready: Fleet) -> None:
+    run = await ready.open()
+    orphan = ready.instance("r900-s1-c1-abcd", 555, usd_per_hour=Decimal("0.50"))
+    await ready.sees(run, orphan)
+    await ready.sees(run, orphan)
+
+    (box,) = await ready.journal.boxes(run)
+
+    assert (box.key, box.vast_id, box.usd_per_hour) == ("r900-s1-c1-abcd", 555, Decimal("0.50"))
+    assert [row["what"] for row in ready.rows("audit")].count("adopted") == 1
+
+
+async def test_a_box_that_was_thought_gone_counts_again_when_it_is_listed(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rented(run)
+    await ready.sees(run, ready.instance(key))
+    await ready.sees(run)
+    await ready.sees(run)
+    thought = ready.box(key)["stage"]
+    await ready.sees(run, ready.instance(key))
+
+    assert (thought, ready.box(key)["stage"], ready.box(key)["gone_at"]) == ("gone", "proving", None)
+
+
+async def test_a_stale_run_may_tell_what_it_saw(ready: Fleet) -> None:
+    """What was seen is a fact; it needs no fence."""
+    stale = await ready.open()
+    key = await ready.rent(stale)
+    await ready.open()
+
+    inventory = Inventory(instances=(ready.instance(key),), seen_at=NOON + timedelta(hours=1))
+    assert [box.key for box in await ready.journal.record_sighting(stale, inventory)] == [key]
