@@ -32,6 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 objective_app = typer.Typer(help="What the agent is to achieve, in the operator's words.", no_args_is_help=True)
 policy_app = typer.Typer(help="The operator's limits.", no_args_is_help=True)
@@ -94,15 +95,27 @@ def deploy() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Check the whole installation; every finding says how to mend it."""
-    from fleet_agent.doctor import examine
+    """Check the whole installation; every finding says how to mend it. Exit code 1 if anything is not well."""
+    from fleet_agent import wiring
+    from fleet_agent.doctor import Finding, examine, look_at_settings, look_at_tree
 
-    live = _live_tree(_settings())
-    well = True
-    for finding in asyncio.run(examine(_settings_of(live, None), live)):
+    async def examine_all(desk: Desk, settings: Settings, live: Runtime | None) -> list[Finding]:
+        findings = look_at_settings(settings)
+        if live is None:
+            findings.append(look_at_tree(None, answers=False))
+        else:
+            async with wiring.open_orchestrator(live.api_url, live.auth_string) as orchestrator:
+                findings.append(look_at_tree(live.pid, answers=await orchestrator.is_ready()))
+        if all(finding.well for finding in look_at_settings(settings)):
+            async with wiring.open_ports(settings) as ports:
+                findings += [finding async for finding in examine(ports, controls.policy(desk))]
+        return findings
+
+    with _desk(None) as (desk, live):
+        findings = asyncio.run(examine_all(desk, _settings_of(live, None), live))
+    for finding in findings:
         _tell(f"{'ok ' if finding.well else 'BAD'}  {finding.sentence}")
-        well = well and finding.well
-    raise typer.Exit(0 if well else 1)
+    raise typer.Exit(0 if all(finding.well for finding in findings) else 1)
 
 
 @app.command()
@@ -311,11 +324,12 @@ def policy_set(changes: Annotated[list[str], typer.Argument(metavar="KEY=VALUEâ€
 def _desk(fleet: str | None) -> Generator[tuple[Desk, Runtime | None]]:
     """The database of the running tree, or the one that the settings name, started on demand."""
     from fleet_agent import wiring
+    from fleet_agent.store.installation import read_clock
 
     live = _live_tree(_settings(fleet))
     settings = _settings_of(live, fleet)
     with wiring.open_store(settings) as database:
-        yield Desk(database=database, clock=wiring.clock_of(database), fleet=settings.fleet, who="cli"), live
+        yield Desk(database=database, clock=read_clock(database), fleet=settings.fleet, who="cli"), live
 
 
 def _settings(fleet: str | None = None) -> Settings:

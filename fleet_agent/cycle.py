@@ -50,7 +50,7 @@ from fleet_agent.domain.run import (
 from fleet_agent.domain.show import boxes_table, offers_table
 from fleet_agent.domain.triggers import Priority, Trigger
 from fleet_agent.domain.verdict import NOTHING, Verdict, read_verdict, without_verdict
-from fleet_agent.errors import AlreadyGone, FleetAgentError, TryLater
+from fleet_agent.errors import AlreadyGone, FleetAgentError, ModelUnusable, TryLater
 from fleet_agent.ports import OfferQuery, Ports
 from fleet_agent.steps.act import act
 from fleet_agent.steps.observe import observe
@@ -203,7 +203,13 @@ def _exhausted(bounds: RunBounds, talk: Talk) -> str | None:
 async def _ask(talk: Talk, prompt: Prompt) -> ModelReply:
     body = talk.ports.model.body(prompt.messages, prompt.tools)
     await talk.ports.journal.about_to_ask(talk.run, body)
-    reply = await talk.ports.model.reply(body)
+    try:
+        reply = await talk.ports.model.reply(body)
+    except ModelUnusable as error:
+        await talk.ports.journal.record(
+            talk.run, [], usage=Usage(tokens_in=error.tokens_in, tokens_out=error.tokens_out)
+        )
+        raise
     talk.usage += reply.usage
     return reply
 

@@ -14,11 +14,30 @@ from fleet_agent.domain.money import show_usd
 from fleet_agent.domain.policy import Policy
 from fleet_agent.errors import FixSetup, FleetAgentError, ModelUnusable
 from fleet_agent.ports import OfferQuery, Ports
+from fleet_agent.settings import Settings, missing_for_up
 
 
 class Finding(Frozen):
     well: bool
     sentence: str
+
+
+def look_at_settings(settings: Settings) -> list[Finding]:
+    missing = missing_for_up(settings)
+    if not missing:
+        return [Finding(well=True, sentence="settings: complete")]
+    return [Finding(well=False, sentence=f"settings: missing {line}") for line in missing]
+
+
+def look_at_tree(pid: int | None, *, answers: bool) -> Finding:
+    """The process tree of number `pid`, None where none runs, and whether its Prefect server answers."""
+    if pid is None:
+        return Finding(well=False, sentence="tree: not running, nothing watches → fleet-agent up")
+    if not answers:
+        return Finding(
+            well=False, sentence=f"tree: runs (pid {pid}), but its Prefect server does not answer → see its log"
+        )
+    return Finding(well=True, sentence=f"tree: runs (pid {pid}) and Prefect answers")
 
 
 async def examine(ports: Ports, policy: Policy) -> AsyncGenerator[Finding]:

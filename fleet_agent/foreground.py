@@ -14,7 +14,7 @@ from fleet_agent.domain.money import show_rate
 from fleet_agent.domain.report import Report
 from fleet_agent.domain.run import RunRequest
 from fleet_agent.domain.triggers import Trigger
-from fleet_agent.errors import DatabaseUnreachable, FixSetup, FleetAgentError
+from fleet_agent.errors import DatabaseUnreachable, FixSetup
 from fleet_agent.printing import Row, run_line
 from fleet_agent.runtime import Runtime
 from fleet_agent.settings import Settings, missing_for_up
@@ -36,9 +36,8 @@ BETWEEN_LOOKS = 0.5
 async def run_demo(settings: Settings, *, runs: int | None, scenario: str, speed: float, tell: Tell) -> int:
     """The whole system against the simulator, until `runs` runs have ended or Ctrl-C; returns the exit code."""
     tell("Starting the demo: a simulated market, model and proof queue; nothing is rented, nothing is paid.")
-    plan = StackPlan(
-        settings, Simulation(scenario=scenario, speed=speed), prepare=lambda db: _prepare_demo(db, settings)
-    )
+    simulation = Simulation(scenario=scenario, speed=speed)
+    plan = StackPlan(settings, simulation, prepare=lambda database: _prepare_demo(database, settings.fleet))
     shown: list[Row] = []
     async with running(plan, tell) as runtime:
         _tell_where(runtime, tell)
@@ -89,12 +88,12 @@ async def run_once(settings: Settings) -> Report:
 # --- what is shown ---------------------------------------------------------------------------------------------------
 
 
-def _prepare_demo(database: Database, settings: Settings) -> None:
+def _prepare_demo(database: Database, fleet: str) -> None:
     """What a person would set before the first run."""
     now = read_clock(database).now()
-    with database.exclusive(settings.fleet) as tx:
-        steering.change_policy(tx, settings.fleet, {"launch.image": DEMO_IMAGE}, who="demo", now=now)
-        steering.set_objective(tx, settings.fleet, DEMO_OBJECTIVE, who="demo", now=now)
+    with database.exclusive(fleet) as tx:
+        steering.change_policy(tx, fleet, {"launch.image": DEMO_IMAGE}, who="demo", now=now)
+        steering.set_objective(tx, fleet, DEMO_OBJECTIVE, who="demo", now=now)
 
 
 def _tell_where(runtime: Runtime, tell: Tell) -> None:
@@ -117,7 +116,7 @@ async def _ended_runs(runtime: Runtime, fleet: str) -> AsyncGenerator[Row]:
         database.close()
 
 
-def _runs(database: Database, fleet: str) -> list[Row]:
+def _runs(database: Database, fleet: str) -> Sequence[Row]:
     """The newest runs, newest first; none while the database is being started again."""
     try:
         with database.transaction() as tx:
@@ -138,12 +137,13 @@ async def _read_back(runtime: Runtime, shown: Sequence[Row], tell: Tell) -> None
 
 async def _ended_flow_run(orchestrator: PrefectOrchestrator, flow_run_id: str) -> FlowRun:
     """The flow run once it is over: its run is closed a moment before Prefect knows."""
+    flow_run = await orchestrator.flow_run(flow_run_id)
     for _ in range(60):
-        flow_run = await orchestrator.flow_run(flow_run_id)
         if flow_run.is_over:
-            return flow_run
+            break
         await asyncio.sleep(BETWEEN_LOOKS)
-    raise FleetAgentError(f"Prefect still shows flow run {flow_run_id} as {flow_run.state_name}", "see its log there")
+        flow_run = await orchestrator.flow_run(flow_run_id)
+    return flow_run
 
 
 def _what_bills(runtime: Runtime, fleet: str) -> str:

@@ -146,7 +146,11 @@ class Guardian:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(  # noqa: S603 (our own file)
-            [sys.executable, "-I", orphans.__file__], stdin=subprocess.PIPE, bufsize=0, start_new_session=True
+            [sys.executable, "-I", orphans.__file__],
+            env={},  # it needs to know nothing
+            stdin=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
         )
         return self
 

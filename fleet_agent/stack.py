@@ -212,7 +212,7 @@ class _Tree:
         """Notice what dies. Under `up` it is started again; a demo ends, for its story would be another one."""
         async with asyncio.TaskGroup() as keepers:
             if self._postgres is not None:
-                keepers.create_task(self._keep_postgres(self._postgres))
+                keepers.create_task(self._keep_postgres(self._postgres, runtime))
             for name, process in self._processes.items():
                 if process.command.is_ready is not None:
                     keepers.create_task(self._keep(name, runtime))
@@ -246,7 +246,7 @@ class _Tree:
         self._tell(f"PostgreSQL ready ({time.monotonic() - began:.1f} s)")
         return postgres
 
-    async def _keep_postgres(self, postgres: EmbeddedPostgres) -> None:
+    async def _keep_postgres(self, postgres: EmbeddedPostgres, runtime: Runtime) -> None:
         """It is nobody's child, so it is looked at instead of waited for."""
         while True:
             await asyncio.sleep(LOOK_AT_POSTGRES)
@@ -257,6 +257,8 @@ class _Tree:
             self._tell("PostgreSQL ended; starting it again")
             self._guardian.ended(postgres.pid)
             postgres = await self._start_postgres()
+            self._published(runtime)
+            self._published(runtime)
 
     async def _end_postgres(self, starting: asyncio.Future[EmbeddedPostgres]) -> None:
         with suppress(FleetAgentError):

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from fleet_agent.clients import model, prefect_api, prometheus, vast
 from fleet_agent.clients.notify import AppriseNotifier, NobodyToTell
 from fleet_agent.clients.pace import Pace
+from fleet_agent.clients.secrecy import quiet_transport_logs
 from fleet_agent.errors import FixSetup
 from fleet_agent.ports import Clock, Notifier, Ports
 from fleet_agent.settings import Settings, missing_for_up
@@ -83,6 +84,7 @@ async def open_market(settings: Settings, database: Database) -> AsyncGenerator[
     """The provider alone, for the emergency stop: it must work when model, demand and Prefect are dead."""
     if settings.vast_api_key is None:
         raise FixSetup("the API key of vast.ai is missing", "set FLEET_VAST_API_KEY")
+    quiet_transport_logs()
     clock = read_clock(database)
     async with vast.open_client(settings.vast_url, settings.vast_api_key.get_secret_value()) as client:
         yield vast.VastMarket(

@@ -90,5 +90,4 @@ async def _tell_prefect(flow_run: FlowRun, fleet: str, report: Report) -> None:
     async with get_client() as prefect:
         await prefect.update_flow_run(flow_run.id, name=report.headline)
     await acreate_markdown_artifact(report.markdown, key=f"report-{fleet}", description=report.headline)
-    if report.fleet_rows:
-        await acreate_table_artifact(report.fleet_rows, key=f"fleet-{fleet}", description=report.headline)
+    await acreate_table_artifact(report.fleet_rows, key=f"fleet-{fleet}", description=report.headline)

@@ -46,17 +46,23 @@ def tasked(ports: Ports) -> Ports:
 
 async def _shown(kind: str, name: str, call: Callable[[], Awaitable[Answer]]) -> Answer:
     """Run `call` as a task run called `name`; `kind` is the task's own name, the same for all of its runs."""
+    raised: FleetAgentError | None = None
 
     async def step() -> Any:
+        nonlocal raised
         try:
             return await call()
         except FleetAgentError as error:
-            # Raised again below with its type; as a state it is one line in the run's log instead of a traceback.
-            return Failed(message=str(error), data=error)
+            # Raised below, and not through Prefect, which would log a traceback where this state is one line.
+            raised = error
+            return Failed(message=str(error))
 
     # The name as a function, because Prefect would fill in the braces of a text.
     shown = Task(step, name=kind, task_run_name=lambda: name, retries=0, cache_policy=NO_CACHE, persist_result=False)
-    return await shown()
+    answer = await shown()
+    if raised is not None:
+        raise raised
+    return answer
 
 
 class TaskedMarket:

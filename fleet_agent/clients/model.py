@@ -32,7 +32,7 @@ from tenacity import (
 )
 
 from fleet_agent.clients.pace import retry_after
-from fleet_agent.clients.secrecy import bare_address, quoted
+from fleet_agent.clients.secrecy import bare_address, quoted, sendable_key
 from fleet_agent.domain.run import ModelReply, ToolCall, Usage
 from fleet_agent.errors import ContextTooLong, FixSetup, FleetAgentError, KeyRefused, ModelUnreachable, ModelUnusable
 
@@ -79,9 +79,9 @@ class ChatOptions:
 
 
 def open_client(base_url: str, api_key: str | None, *, transport: AsyncBaseTransport | None = None) -> AsyncOpenAI:
-    """A client for `ChatModel`; close it when done. No redirect is followed, so the key stays with `base_url`.
+    """A client for `ChatModel`; close it when done. Raises KeyRefused for what cannot be a key.
 
-    Local servers ask for no key, but the SDK insists on one.
+    No redirect is followed, so the key stays with `base_url`. Local servers ask for no key, but the SDK insists on one.
     """
     import httpx2
     from openai import AsyncOpenAI
@@ -89,7 +89,7 @@ def open_client(base_url: str, api_key: str | None, *, transport: AsyncBaseTrans
     timeout = httpx2.Timeout(DEADLINE.total_seconds(), connect=5)
     return AsyncOpenAI(
         base_url=base_url,
-        api_key=api_key or "no-key",
+        api_key=sendable_key(api_key or "no-key", CHECK_KEY),
         max_retries=0,
         http_client=httpx2.AsyncClient(transport=transport, timeout=timeout),
     )
@@ -173,9 +173,9 @@ class ChatModel:
         except (APITimeoutError, TimeoutError):
             return Setback(f"the model at {self._address} did not answer in time")
         except APIConnectionError as error:
+            why = self._quoted(str(error.__cause__ or error))
             return Setback(
-                f"the model server at {self._address} cannot be reached ({self._quoted(str(error.__cause__))})",
-                "start it, or correct FLEET_MODEL_URL",
+                f"the model server at {self._address} cannot be reached ({why})", "start it, or correct FLEET_MODEL_URL"
             )
         except APIStatusError as error:
             # The error repeats what the server said, which may be the key: it must not go on as a cause.

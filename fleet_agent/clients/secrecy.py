@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from fleet_agent.errors import KeyRefused
+
 LONGEST_QUOTE = 200
 SHORTEST_SECRET = 6
 """Anything shorter hides nothing and would blank out ordinary words and numbers."""
@@ -18,6 +20,13 @@ def quiet_transport_logs() -> None:
     """Let the HTTP libraries speak only of warnings. For the start of a process; affects the whole process."""
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def sendable_key(key: str, remedy: str) -> str:
+    """`key`, if it can stand in a header. Raises KeyRefused: a stray line end or quote comes from copying."""
+    if not (key and key.isascii() and key.isprintable() and " " not in key):
+        raise KeyRefused("the API key is empty or holds a character that no key has", remedy)
+    return key
 
 
 def blanked(text: str, secrets: Iterable[str]) -> str:

@@ -34,7 +34,7 @@ from tenacity import (
 )
 
 from fleet_agent.clients.pace import Limit, Pace, retry_after
-from fleet_agent.clients.secrecy import blanked, quoted
+from fleet_agent.clients.secrecy import blanked, quoted, sendable_key
 from fleet_agent.clients.vast_wire import (
     InstancePage,
     InstanceRow,
@@ -99,16 +99,19 @@ NEVER_LEFT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """Failures before the first byte of a request was written. After any other the request may have been carried out."""
 
 CHECK_KEY = "check the API key of vast.ai (FLEET_VAST_API_KEY)"
-NEXT_RUN = "the next run tries again; see status.vast.ai if it lasts"
+NEXT_RUN = "the next run tries again"
 
 Document = TypeVar("Document", bound=BaseModel)
 
 
 def open_client(base_url: str, api_key: str, *, transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
-    """A client for `VastMarket`; close it when done. No redirect is followed, so the key stays with `base_url`."""
+    """A client for `VastMarket`; close it when done. Raises KeyRefused for what cannot be a key.
+
+    No redirect is followed, so the key stays with `base_url`.
+    """
     return httpx.AsyncClient(
         base_url=base_url,
-        headers={"Authorization": f"Bearer {api_key}"},
+        headers={"Authorization": f"Bearer {sendable_key(api_key, CHECK_KEY)}"},
         timeout=httpx.Timeout(15, connect=5),
         transport=transport,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_agent.clients.vast import ROWS_PER_PAGE
@@ -112,6 +112,7 @@ def is_whole_or_unknown(ids: list[int] | None, boxes: int) -> bool:
     return ids is None or sorted(ids) == [1000 + n for n in range(boxes)]
 
 
+@settings(deadline=None)
 @given(mutilations())
 def test_a_list_with_one_thing_wrong_is_read_whole_or_is_unknown(mutilation: tuple[int, list[bytes]]):
     boxes, answers = mutilation

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_agent.clients.model import MOST_CALLS, NoReply, normalize_reply
@@ -238,11 +238,13 @@ USAGES = JSON | st.fixed_dictionaries({}, optional={"prompt_tokens": JSON, "comp
 BODIES = JSON | st.fixed_dictionaries({"choices": JSON | st.lists(CHOICES)}, optional={"usage": USAGES, "error": JSON})
 
 
+@settings(deadline=None)
 @given(BODIES, st.text())
 def test_no_answer_whatever_its_shape_raises(document: object, salt: str):
     assert isinstance(normalize_reply(document, salt=salt), ModelReply | NoReply)
 
 
+@settings(deadline=None)
 @given(st.lists(CALLS | st.builds(call, JSON | st.text(), JSON, JSON), max_size=12), st.text())
 def test_what_leaves_can_be_replayed_to_any_server(calls: list[object], salt: str):
     reply = normalized(body(*calls), salt)
@@ -260,6 +262,7 @@ def test_what_leaves_can_be_replayed_to_any_server(calls: list[object], salt: st
         reply.model_dump_json().encode()
 
 
+@settings(deadline=None)
 @given(BODIES)
 def test_the_same_answer_is_read_the_same_twice(document: object):
     assert normalize_reply(document) == normalize_reply(document)

@@ -14,7 +14,8 @@ from fleet_agent.clients.model import ChatModel, ChatOptions
 from fleet_agent.clients.model import open_client as open_model_client
 from fleet_agent.clients.notify import AppriseNotifier
 from fleet_agent.clients.secrecy import LONGEST_QUOTE, TALKATIVE, bare_address, quiet_transport_logs, quoted
-from fleet_agent.errors import FleetAgentError
+from fleet_agent.clients.vast import open_client as open_vast_client
+from fleet_agent.errors import FleetAgentError, KeyRefused
 from fleet_agent.ports import OfferQuery
 from tests.clients.world import KEY, POLICY, PassingTime, answering, market_over, order
 
@@ -157,6 +158,14 @@ def test_a_quote_is_one_short_line_of_printable_text():
 
 def test_a_secret_that_is_too_short_to_be_one_blanks_out_nothing():
     assert quoted("1 offer of 10", ["1", ""]) == "1 offer of 10"
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\n", f"“{KEY}”", f"Bearer {KEY}", f"{KEY}\x00"])
+def test_what_cannot_be_a_key_is_refused_before_it_is_sent_and_not_repeated(key: str):
+    for opening in (lambda: open_vast_client("http://vast.test", key), lambda: open_model_client("http://m.test", key)):
+        with pytest.raises(KeyRefused) as error:
+            opening()
+        assert KEY not in str(error.value)
 
 
 @pytest.mark.parametrize(

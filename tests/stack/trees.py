@@ -15,8 +15,7 @@ import httpx
 import psutil
 
 from fleet_agent.runtime import Runtime, live_runtime
-from fleet_agent.worker import WORK_POOL
-from tests.stack.waiting import alive, until
+from tests.stack.waiting import until
 
 FLEET_AGENT = (sys.executable, "-c", "from fleet_agent.cli import main; main()")
 

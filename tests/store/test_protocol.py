@@ -1,7 +1,8 @@
 """Whatever the order in which runs open, die, close and are reset, the promises of the protocol hold.
 
-The machine drives one fleet through its journal on a real database. Its controls are the same machine with one
-sentence of the protocol taken out, each a fault of the system before this one: it must find them by itself.
+A walk is a list of steps that drives one fleet through its journal on a real database; after each step every promise
+is checked. The controls walk with one sentence of the protocol taken out, each a fault of the system before this one:
+some walk must find it out.
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from sqlalchemy import text
 
 from fleet_agent.domain.actions import ScheduleNextCheck
@@ -28,115 +28,89 @@ from fleet_agent.store.claims import QUARANTINE_FROM
 from fleet_agent.store.database import Database
 from tests.store.rig import Fleet
 
-MACHINE = settings(
-    max_examples=20,
-    stateful_step_count=20,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.generate],
-    report_multiple_bugs=False,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-
 Thing = tuple[str, int]
 """An inbox event or a wake: its table and its id."""
 
 
-class Protocol(RuleBasedStateMachine):
+class Walk:
     """One fleet, the run that holds its fence, and those that lost it."""
 
-    database: ClassVar[Database]
-    runner: ClassVar[asyncio.Runner]
-    names: ClassVar[itertools.count[int]] = itertools.count(1)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fleet = Fleet(self.database, name=f"f{next(self.names)}")
-        self.me = {"fleet": self.fleet.name}
+    def __init__(self, database: Database, runner: asyncio.Runner, name: str) -> None:
+        self.fleet = Fleet(database, name=name)
+        self.runner = runner
         self.posted = 0
         self.opened: list[int] = []
-        self.current: Run | None = None
+        self.holder: Run | None = None
         self.stale: list[Run] = []
         self.shown: dict[int, set[Thing]] = {}
-        self.finished: set[Thing] = set()
+        self.dealt_with: set[Thing] = set()
+
+    def go(self, steps: Sequence[tuple[Any, ...]]) -> None:
+        for step, *arguments in steps:
+            getattr(self, step)(*arguments)
+            self.check_the_promises()
+        self.let_good_runs_take_what_is_left()
 
     def do(self, call: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(call)
 
-    # --- what happens -------------------------------------------------------------------------------------------------
+    # --- steps --------------------------------------------------------------------------------------------------------
 
-    @rule(kind=st.sampled_from(Kind), dedupe_key=st.sampled_from([None, "a", "b"]))
     def post(self, kind: Kind, dedupe_key: str | None) -> None:
         self.fleet.post(kind, dedupe_key=dedupe_key)
         self.posted += 1
 
-    @rule(
-        trigger=st.sampled_from([Trigger.MANUAL, Trigger.EVENT, Trigger.HEARTBEAT]),
-        after_minutes=st.integers(0, 20),
-        asks_for_a_wake=st.booleans(),
-        model_replies=st.booleans(),
-    )
-    def a_run_takes_what_waits(
-        self, trigger: Trigger, after_minutes: int, asks_for_a_wake: bool, model_replies: bool
-    ) -> None:
+    def run(self, trigger: Trigger, after_minutes: int, asks_for_a_wake: bool, model_replies: bool) -> None:
         self.fleet.clock.advance(timedelta(minutes=after_minutes))
         run = self.do(self.fleet.ask_for_run(trigger, scheduled_for=self.fleet.clock.now()))
         if not isinstance(run, Run):
             return
-        if self.current is not None:
-            self.stale.append(self.current)
+        if self.holder is not None:
+            self.stale.append(self.holder)
         self.opened.append(run.run_id)
-        self.current = run
-        self.looks_again()
+        self.holder = run
+        self.look()
         if model_replies:
             self.do(self.fleet.reply(run))
         if asks_for_a_wake:
             self.do(self.fleet.journal.write(run, ScheduleNextCheck(minutes=10, reason="look again")))
 
-    @precondition(lambda self: self.current is not None)
-    @rule()
-    def looks_again(self) -> None:
-        assert self.current is not None
-        self.show(self.current, self.do(self.fleet.journal.collect(self.current, turn=1)))
+    def look(self) -> None:
+        if self.holder is not None:
+            self.note_shown(self.holder, self.do(self.fleet.journal.collect(self.holder, turn=1)))
 
-    @precondition(lambda self: self.current is not None)
-    @rule(may_go_on=st.booleans())
-    def closes(self, may_go_on: bool) -> None:
-        run, self.current = self.current, None
-        assert run is not None
+    def close(self, may_go_on: bool) -> None:
+        if self.holder is None:
+            return
+        run, self.holder = self.holder, None
         end = self.do(self.fleet.close(run, may_go_on=may_go_on))
         if isinstance(end, Claimed):
-            self.current = run
-            self.show(run, end)
+            self.holder = run
+            self.note_shown(run, end)
         else:
-            self.finished |= self.shown.get(run.run_id, set())
+            self.dealt_with |= self.shown.get(run.run_id, set())
             self.after_closing(run)
 
-    @precondition(lambda self: self.current is not None)
-    @rule()
-    def fails(self) -> None:
-        run, self.current = self.current, None
-        assert run is not None
-        self.end_as_failed(run)
+    def fail(self) -> None:
+        if self.holder is not None:
+            run, self.holder = self.holder, None
+            self.end_as_failed(run)
 
-    @precondition(lambda self: self.stale)
-    @rule(data=st.data())
-    def a_stale_run_stirs(self, data: st.DataObject) -> None:
-        stale = data.draw(st.sampled_from(self.stale))
-        self.claim_without_the_fence(stale)
-        with pytest.raises(RunSuperseded):
-            self.do(self.fleet.close(stale))
-        self.do(self.fleet.journal.fail_run(stale, exit_reason="RunSuperseded", summary="the fence is gone"))
+    def stir_the_oldest_stale_run(self) -> None:
+        if self.stale:
+            stale = self.stale.pop(0)
+            self.claim_without_the_fence(stale)
+            with pytest.raises(RunSuperseded):
+                self.do(self.fleet.close(stale))
+            self.do(self.fleet.journal.fail_run(stale, exit_reason="RunSuperseded", summary="the fence is gone"))
 
-    @rule()
     def reset(self) -> None:
-        with self.database.exclusive(self.fleet.name) as tx:
+        with self.fleet.database.exclusive(self.fleet.name) as tx:
             steering.reset_session(tx, self.fleet.name, who="test", now=self.fleet.clock.now())
 
-    def show(self, run: Run, claimed: Claimed) -> None:
+    def note_shown(self, run: Run, claimed: Claimed) -> None:
         things = {("inbox", event.id) for event in claimed.events} | {("wake", wake.id) for wake in claimed.wakes}
-        assert not things & self.finished, "what a closed run has dealt with was shown again"
+        assert not things & self.dealt_with, "what a closed run has dealt with was shown again"
         self.shown.setdefault(run.run_id, set()).update(things)
 
     # --- what the controls do otherwise -------------------------------------------------------------------------------
@@ -152,52 +126,41 @@ class Protocol(RuleBasedStateMachine):
             self.do(self.fleet.journal.collect(stale, turn=1))
 
     def sql(self, *statements: str, run: Run) -> None:
-        with self.database.transaction() as tx:
+        with self.fleet.database.transaction() as tx:
             for statement in statements:
                 tx.execute(text(statement), {"fleet": self.fleet.name, "run": run.run_id})
 
-    # --- what holds ---------------------------------------------------------------------------------------------------
+    # --- promises -----------------------------------------------------------------------------------------------------
 
-    @invariant()
-    def the_promises_hold(self) -> None:
-        holder = None if self.current is None else self.current.run_id
-        with self.database.transaction() as tx:
-            run, inbox, wake, audit, session_state = (
-                [
-                    dict(row)
-                    for row in tx.execute(text(f"SELECT * FROM {table} WHERE fleet = :fleet"), self.me).mappings()
-                ]
+    def check_the_promises(self) -> None:
+        with self.fleet.database.transaction() as tx:
+            runs, inbox, wakes, audit, states = (
+                [dict(row) for row in tx.execute(text(f"SELECT * FROM {table} WHERE fleet = :fleet"), me).mappings()]
                 for table in ("run", "inbox", "wake", "audit", "session_state")
+                for me in [{"fleet": self.fleet.name}]
             )
+        holder = None if self.holder is None else self.holder.run_id
+        status = {row["run_id"]: row["status"] for row in runs}
 
         assert self.opened == list(range(1, len(self.opened) + 1)), "run ids count up"
-
-        status = {row["run_id"]: row["status"] for row in run}
-        assert [row["current_run_id"] for row in session_state] in ([], [holder]), "the last to open holds the fence"
+        assert [row["current_run_id"] for row in states] in ([], [holder]), "the last to open holds the fence"
         assert [run_id for run_id in status if status[run_id] == "open"] == ([holder] if holder else [])
 
-        for row in inbox:
-            self.is_in_order(("inbox", row["id"]), row["claimed_by_run"], row["consumed_by_run"], status, holder)
-        for row in wake:
-            self.is_in_order(("wake", row["id"]), row["claimed_by_run"], row["processed_by_run"], status, holder)
-        assert sum(row["count"] for row in inbox) == self.posted, "no post is lost"
+        claims = [("inbox", row["id"], row["claimed_by_run"], row["consumed_by_run"]) for row in inbox]
+        claims += [("wake", row["id"], row["claimed_by_run"], row["processed_by_run"]) for row in wakes]
+        for table, thing, claimed_by, ended_by in claims:
+            if ended_by is None:
+                assert claimed_by in (None, holder), "it waits, or the holder of the fence has it"
+            else:
+                assert status[ended_by] == "closed"
+                assert (table, thing) in self.shown.get(ended_by, set()), "a run ends what it was shown"
 
+        assert sum(row["count"] for row in inbox) == self.posted, "no post is lost"
         aside = [row for row in inbox if row["quarantined_at"] is not None]
         assert all(row["attempts"] >= QUARANTINE_FROM for row in aside)
         assert Counter(row["what"] for row in audit)["quarantine"] == len(aside), "a person is told"
 
-    def is_in_order(
-        self, thing: Thing, claimed_by: int | None, ended_by: int | None, status: dict[int, str], holder: int | None
-    ) -> None:
-        """It waits, or the holder of the fence has it, or a run that was shown it has closed."""
-        if ended_by is None:
-            assert claimed_by in (None, holder)
-        else:
-            assert status[ended_by] == "closed"
-            assert thing in self.shown.get(ended_by, set())
-
-    def teardown(self) -> None:
-        """However it went: runs that go well take all that is left."""
+    def let_good_runs_take_what_is_left(self) -> None:
         self.fleet.clock.advance(timedelta(hours=1))
         while (before := self.left()) and self.do(self.fleet.run_through()) and self.left() < before:
             pass
@@ -209,19 +172,7 @@ class Protocol(RuleBasedStateMachine):
         return (events + wakes).count(None)
 
 
-@pytest.fixture
-def on_a_database(database: Database) -> Generator[None]:
-    with asyncio.Runner() as runner:
-        Protocol.database, Protocol.runner = database, runner
-        yield
-
-
-@pytest.mark.usefixtures("on_a_database")
-def test_no_order_of_events_breaks_a_promise_of_the_protocol() -> None:
-    run_state_machine_as_test(Protocol, settings=MACHINE)
-
-
-class NeverMarksAWakeProcessed(Protocol):
+class NeverMarksAWakeProcessed(Walk):
     def after_closing(self, run: Run) -> None:
         self.sql(
             "UPDATE wake SET status = 'pending', claimed_by_run = NULL, processed_by_run = NULL WHERE fleet = :fleet",
@@ -229,7 +180,7 @@ class NeverMarksAWakeProcessed(Protocol):
         )
 
 
-class ConsumesWhatItWasNeverShown(Protocol):
+class ConsumesWhatItWasNeverShown(Walk):
     def after_closing(self, run: Run) -> None:
         self.sql(
             "UPDATE inbox SET claimed_by_run = :run, consumed_by_run = :run "
@@ -238,7 +189,7 @@ class ConsumesWhatItWasNeverShown(Protocol):
         )
 
 
-class KeepsTheClaimsOfAFailedRun(Protocol):
+class KeepsTheClaimsOfAFailedRun(Walk):
     def end_as_failed(self, run: Run) -> None:
         self.sql(
             "UPDATE run SET status = 'failed' WHERE fleet = :fleet AND run_id = :run",
@@ -247,7 +198,7 @@ class KeepsTheClaimsOfAFailedRun(Protocol):
         )
 
 
-class ClaimsWithoutTheFence(Protocol):
+class ClaimsWithoutTheFence(Walk):
     def claim_without_the_fence(self, stale: Run) -> None:
         self.sql(
             "UPDATE inbox SET claimed_by_run = :run "
@@ -256,11 +207,58 @@ class ClaimsWithoutTheFence(Protocol):
         )
 
 
-@pytest.mark.usefixtures("on_a_database")
+STEPS = st.one_of(
+    st.tuples(st.just("post"), st.sampled_from(Kind), st.sampled_from([None, "a", "b"])),
+    st.tuples(
+        st.just("run"),
+        st.sampled_from([Trigger.MANUAL, Trigger.EVENT, Trigger.HEARTBEAT]),
+        st.integers(0, 20),
+        st.booleans(),
+        st.booleans(),
+    ),
+    st.just(("look",)),
+    st.tuples(st.just("close"), st.booleans()),
+    st.just(("fail",)),
+    st.just(("stir_the_oldest_stale_run",)),
+    st.just(("reset",)),
+)
+WALKS = st.lists(STEPS, min_size=20, max_size=30)
+
+
+def walk_everywhere(kind: type[Walk], database: Database, runner: asyncio.Runner, *, walks: int) -> None:
+    names = (f"f{number}" for number in itertools.count(1))
+
+    @settings(
+        max_examples=walks,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(WALKS)
+    def walk(steps: list[tuple[Any, ...]]) -> None:
+        kind(database, runner, next(names)).go(steps)
+
+    walk()
+
+
+@pytest.fixture
+def runner() -> Generator[asyncio.Runner]:
+    with asyncio.Runner() as made:
+        yield made
+
+
+def test_no_order_of_events_breaks_a_promise_of_the_protocol(database: Database, runner: asyncio.Runner) -> None:
+    walk_everywhere(Walk, database, runner, walks=30)
+
+
 @pytest.mark.parametrize(
     "naive",
     [NeverMarksAWakeProcessed, ConsumesWhatItWasNeverShown, KeepsTheClaimsOfAFailedRun, ClaimsWithoutTheFence],
 )
-def test_a_protocol_without_one_of_its_sentences_is_found_out(naive: type[Protocol]) -> None:
+def test_a_protocol_without_one_of_its_sentences_is_found_out(
+    database: Database, runner: asyncio.Runner, naive: type[Walk]
+) -> None:
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(naive, settings=MACHINE)
+        walk_everywhere(naive, database, runner, walks=100)

@@ -1,0 +1,68 @@
+"""However a tree ends, nothing of it is left."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.postgres import temporary_folder
+from tests.stack.trees import ready, started
+from tests.stack.waiting import alive, until
+
+pytestmark = [pytest.mark.prefect, pytest.mark.timeout(180)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_tree_that_is_ended_leaves_no_process(number: signal.Signals) -> None:
+    with temporary_folder() as folder, ready(folder, "demo", settings={}) as tree:
+        everything = tree.everything()
+        assert len(everything) > 5  # the control: there was something to leave
+
+        tree.root.send_signal(number)
+        code = tree.root.wait(60)
+
+        until(lambda: alive(everything) == [], seconds=30)
+        assert code == (0 if number is signal.SIGTERM else -signal.SIGKILL)
+        # What a killed tree leaves is a file that no longer counts.
+        assert (tree.data_dir / "runtime.json").exists() is (number is signal.SIGKILL)
+
+
+def test_a_tree_that_is_ended_while_it_starts_leaves_no_process() -> None:
+    with temporary_folder() as folder, started(folder, "demo", settings={}) as tree:
+        until(lambda: "simulators ready" in tree.output.read_text())
+        everything = [*descendants(tree.root.pid), *postgres_of(tree.data_dir)]
+
+        tree.root.send_signal(signal.SIGINT)
+
+        assert tree.root.wait(60) == 0
+        assert alive(everything) == []
+        assert "Traceback" not in tree.output.read_text()
+
+
+def test_a_demo_whose_worker_dies_ends_with_an_error_that_shows_its_last_words() -> None:
+    with temporary_folder() as folder, ready(folder, "demo", settings={}) as tree:
+        everything = tree.everything()
+        tree.processes()["worker"].kill()
+
+        assert tree.root.wait(60) == 1
+        assert alive(everything) == []
+        last = tree.output.read_text().strip().splitlines()[-1]
+        assert last.startswith("fleet-agent: worker ended (killed by SIGKILL): ")
+        assert last.endswith(f" → its log: {tree.data_dir / 'logs' / 'worker.log'}")
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def postgres_of(data_dir: Path) -> list[psutil.Process]:
+    """The database server is nobody's child."""
+    return [
+        process
+        for process in psutil.process_iter(["name", "cwd"])
+        if process.info["name"] == "postgres" and str(process.info["cwd"] or "").startswith(str(data_dir))
+    ]

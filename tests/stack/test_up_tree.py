@@ -1,0 +1,135 @@
+"""The tree of `up`: it needs its settings, keeps its keys, and starts again what dies. Its world here is simulated."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.postgres import temporary_folder
+from tests.stack.trees import FLEET_AGENT, PLANTED, Tree, ready, started
+from tests.stack.waiting import until
+
+pytestmark = [pytest.mark.prefect, pytest.mark.timeout(180)]
+
+SECRETS = PLANTED | {
+    "FLEET_BOX_ENV": '{"TOKEN": "planted-box-token"}',
+    "FLEET_NOTIFY_URLS": "json://planted-notify-url",
+}
+
+
+def free_ports(count: int) -> list[int]:
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+@contextmanager
+def simulators(folder: Path, vast_port: int, model_port: int) -> Generator[None]:
+    """The world, run by somebody else than the tree: to `up` it is as real as any."""
+    arguments = [*FLEET_AGENT, "sim", f"--vast-port={vast_port}", f"--model-port={model_port}", "--scenario=idle"]
+    process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        yield
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def up() -> Generator[Tree]:
+    prefect, vast, model = free_ports(3)
+    settings = {
+        **SECRETS,
+        "FLEET_PREFECT_PORT": str(prefect),
+        "FLEET_VAST_URL": f"http://127.0.0.1:{vast}",
+        "FLEET_MODEL_URL": f"http://127.0.0.1:{model}/v1",
+        "FLEET_MODEL_NAME": "simulated-operator",
+        "FLEET_DEMAND_PROMETHEUS_URL": f"http://127.0.0.1:{vast}/demand",
+    }
+    with temporary_folder() as folder, simulators(folder, vast, model), ready(folder, "up", settings=settings) as tree:
+        yield tree
+
+
+def knows(process: psutil.Process) -> set[str]:
+    """Which of the planted secrets are in its environment or on its command line."""
+    told = " ".join([*process.environ().values(), *process.cmdline()])
+    return set(re.findall(r"planted-\w+-\w+", told))
+
+
+ALL_SECRETS = {"planted-vast-key", "planted-model-key", "planted-box-token", "planted-notify-url"}
+
+
+def test_the_keys_reach_the_worker_and_nobody_else(up: Tree) -> None:
+    processes = up.processes()
+    worker = processes.pop("worker")
+    root = processes.pop("root")
+
+    assert knows(worker) == ALL_SECRETS
+    assert {name: knows(process) for name, process in processes.items()} == dict.fromkeys(processes, set())
+    guardian = [child for child in root.children() if child.pid not in {process.pid for process in processes.values()}]
+    assert all(knows(child) == set() for child in guardian if child.pid != worker.pid)
+
+
+def test_no_secret_is_in_a_log_or_in_what_is_printed(up: Tree) -> None:
+    assert "is on its way" in up.call("run-now").stdout
+    until(lambda: "Finished in state" in (up.data_dir / "logs" / "worker.log").read_text())
+
+    for text in [up.output, *(up.data_dir / "logs").iterdir()]:
+        assert not re.findall(r"planted-\w+-\w+", text.read_text()), text
+
+
+def test_a_second_up_on_the_same_folder_is_refused_in_one_line(up: Tree) -> None:
+    second = up.call("up")
+
+    assert second.returncode == 2
+    assert second.stderr.count("\n") == 1
+    assert f"already runs on {up.data_dir} (pid {up.root.pid})" in second.stderr
+
+
+def test_a_worker_that_dies_is_started_again(up: Tree) -> None:
+    dead = up.processes()["worker"]
+    dead.kill()
+
+    until(lambda: up.runtime.processes["worker"] != dead.pid)
+
+    assert "worker ended (killed by SIGKILL)" in up.output.read_text()
+    assert up.processes()["worker"].is_running()
+
+
+def test_a_database_that_dies_is_started_again(up: Tree) -> None:
+    dead = up.processes()["PostgreSQL"]
+    dead.kill()
+
+    until(lambda: up.runtime.processes["PostgreSQL"] != dead.pid)
+
+    assert "PostgreSQL ended; starting it again" in up.output.read_text()
+    assert up.call("status").returncode == 0
+
+
+def test_a_port_in_use_is_named_with_its_setting_and_nothing_is_left_running() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, temporary_folder() as folder:
+        port = taken.getsockname()[1]
+        needed = {
+            "FLEET_PREFECT_PORT": str(port),
+            "FLEET_VAST_API_KEY": "k",
+            "FLEET_MODEL_URL": "http://127.0.0.1:1/v1",
+            "FLEET_MODEL_NAME": "m",
+            "FLEET_DEMAND_PROMETHEUS_URL": "http://127.0.0.1:1",
+        }
+        with started(folder, "up", settings=needed) as tree:
+            assert tree.root.wait(60) == 2
+            assert tree.output.read_text() == (
+                f"fleet-agent: port {port} on 127.0.0.1 is in use → "
+                "stop what uses it, or set FLEET_PREFECT_PORT to another port\n"
+            )
