@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from fleet_agent.domain.money import show_rate, show_usd
 
@@ -22,13 +21,15 @@ def print_json(value: object) -> None:
 
 
 def print_rows(rows: Sequence[Row], columns: Sequence[Column], *, as_json: bool) -> None:
+    """A table whose last column is cut at the edge of a terminal, and whole where the output goes elsewhere."""
     if as_json:
         print_json(rows)
         return
-    table = Table(*(title for title, _ in columns), box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(cell(row) for _, cell in columns))
-    Console(soft_wrap=False, highlight=False).print(table)
+    cells = [[title for title, _ in columns], *([cell(row) for _, cell in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    edge = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in cells:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()[:edge])
 
 
 def run_line(row: Row) -> str:

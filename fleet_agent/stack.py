@@ -100,8 +100,10 @@ async def running(plan: StackPlan, tell: Tell) -> AsyncGenerator[Runtime]:
 
     SIGINT and SIGTERM end the body early and count as its normal end; a second one kills what would still take its
     time. `tell` gets a line for each step. Raises FixSetup where a person must change something (another tree on this
-    folder, a port in use), FleetAgentError where a process did not start or, in a demo, died.
+    folder, a port in use), FleetAgentError where a process did not start or, in a demo, died, and KeyboardInterrupt
+    for a signal that comes before there is a body to end.
     """
+    is_ready = False
     with only_tree(plan.data_dir), Guardian() as guardian:
         tree = _Tree(plan, tell, guardian)
         try:
@@ -109,6 +111,7 @@ async def running(plan: StackPlan, tell: Tell) -> AsyncGenerator[Runtime]:
                 with _signals(watchers, tree.hurry) as now_mean_hurry:
                     try:
                         runtime = await tree.start()
+                        is_ready = True
                         keeper = watchers.create_task(tree.keep(runtime))
                         try:
                             yield runtime
@@ -121,6 +124,8 @@ async def running(plan: StackPlan, tell: Tell) -> AsyncGenerator[Runtime]:
             error = _first_of(group)
             if not isinstance(error, _AskedToEnd):
                 raise error from error.__cause__
+            if not is_ready:
+                raise KeyboardInterrupt from None
 
 
 class _AskedToEnd(Exception):

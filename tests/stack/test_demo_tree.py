@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
+from fleet_agent.deploy import WORK_POOL
+from fleet_agent.environments import of_prefect_client
 from tests.postgres import temporary_folder
 from tests.stack.trees import PLANTED, Tree, ready
 from tests.stack.waiting import until
@@ -219,3 +224,63 @@ def test_what_a_person_must_fix_ends_the_run_in_one_line_and_the_next_run_works(
         logs = api.post("/logs/filter", json={"logs": {"flow_run_id": {"any_": [failed["id"]]}}}).json()
     assert not [line["message"] for line in logs if "Traceback" in line["message"]]
     assert run_by_hand(demo)["state_name"] == "Completed"
+
+
+# --- what the worker carries out --------------------------------------------------------------------------------------
+
+
+def foreign(api: httpx.Client, pool: str, marker: Path, **differs: Any) -> str:
+    """A deployment as anybody with the auth string can make it; returns the id of a run of it."""
+    flow = api.post("/flows/", json={"name": "foreign"}).json()["id"]
+    deployment = {
+        "name": f"foreign-{marker.name}",
+        "flow_id": flow,
+        "work_pool_name": pool,
+        "entrypoint": "flows.agent_cycle.agent_cycle",
+        **differs,
+    }
+    made = api.post("/deployments/", json=deployment).raise_for_status().json()["id"]
+    run = api.post(f"/deployments/{made}/create_flow_run", json={"state": {"type": "SCHEDULED"}})
+    return run.raise_for_status().json()["id"]
+
+
+SHELL_STEP = "prefect.deployments.steps.run_shell_script"
+
+
+@pytest.mark.parametrize("way", ["entrypoint", "pull_steps", "job_variables"])
+def test_the_worker_refuses_code_that_only_the_api_names(demo: Tree, tmp_path: Path, way: str) -> None:
+    marker = tmp_path / way
+    (tmp_path / "evil.py").write_text(f"import pathlib\ndef evil(): pathlib.Path({str(marker)!r}).touch()\n")
+    differs = {
+        "entrypoint": {"entrypoint": f"{tmp_path}/evil.py:evil"},
+        "pull_steps": {"pull_steps": [{SHELL_STEP: {"script": f"touch {marker}"}}]},
+        "job_variables": {"job_variables": {"command": f"touch {marker}"}},
+    }[way]
+
+    with demo.api() as api:
+        flow_run = ended(api, foreign(api, WORK_POOL, marker, **differs), attempt=0)
+
+    assert flow_run["state_type"] == "CRASHED"
+    assert "this worker runs the deployments of `fleet-agent deploy` and nothing else" in flow_run["state"]["message"]
+    assert not marker.exists()
+
+
+def test_a_worker_without_our_refusal_carries_out_what_the_api_names(demo: Tree, tmp_path: Path) -> None:
+    """The control of the test above."""
+    marker = tmp_path / "command"
+    with demo.api() as api:
+        api.post("/work_pools/", json={"name": "naive", "type": "process", "base_job_template": naive_template()})
+        foreign(api, "naive", marker, job_variables={"command": f"touch {marker}"})
+    worker = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "naive", "--run-once"]
+    environment = demo.environment | of_prefect_client(demo.runtime)
+
+    subprocess.run(worker, env=environment, cwd=tmp_path, timeout=60, check=True, capture_output=True)
+
+    assert marker.exists()
+
+
+def naive_template() -> Json:
+    return {
+        "job_configuration": {"command": "{{ command }}", "env": "{{ env }}", "stream_output": True},
+        "variables": {"type": "object", "properties": {"command": {"type": "string"}, "env": {"type": "object"}}},
+    }

@@ -37,7 +37,7 @@ def test_a_tree_that_is_ended_while_it_starts_leaves_no_process() -> None:
 
         tree.root.send_signal(signal.SIGINT)
 
-        assert tree.root.wait(60) == 0
+        assert tree.root.wait(60) == 130
         assert alive(everything) == []
         assert "Traceback" not in tree.output.read_text()
 

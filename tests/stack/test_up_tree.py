@@ -71,14 +71,11 @@ ALL_SECRETS = {"planted-vast-key", "planted-model-key", "planted-box-token", "pl
 
 
 def test_the_keys_reach_the_worker_and_nobody_else(up: Tree) -> None:
-    processes = up.processes()
-    worker = processes.pop("worker")
-    root = processes.pop("root")
+    worker = up.processes()["worker"]
+    others = [process for process in up.everything() if process.pid not in {worker.pid, up.root.pid}]
 
     assert knows(worker) == ALL_SECRETS
-    assert {name: knows(process) for name, process in processes.items()} == dict.fromkeys(processes, set())
-    guardian = [child for child in root.children() if child.pid not in {process.pid for process in processes.values()}]
-    assert all(knows(child) == set() for child in guardian if child.pid != worker.pid)
+    assert {" ".join(process.cmdline()): knows(process) for process in others if knows(process)} == {}
 
 
 def test_no_secret_is_in_a_log_or_in_what_is_printed(up: Tree) -> None:
