@@ -138,8 +138,9 @@ class EmbeddedPostgres:
         if template is not None:
             # The default strategy writes the copy through the log: twice the time.
             create += sql.SQL(" TEMPLATE {} STRATEGY FILE_COPY").format(sql.Identifier(template))
-        known = "SELECT 1 FROM pg_database WHERE datname = %s"
         address = f"postgresql://{self._address('postgres')}"
+        # Asked first, so that the server's log is not full of errors that are none.
+        known = "SELECT 1 FROM pg_database WHERE datname = %s"
         try:
             with psycopg.connect(address, autocommit=True, connect_timeout=3) as connection:
                 if connection.execute(known, [name]).fetchone() is None:
@@ -365,7 +366,7 @@ def _create_cluster(site: _Site, lock: int, *, durable: bool) -> None:
     maker = replace(site, account=_named_account(site.account))
     if maker.account:
         os.chown(unfinished, *maker.account)
-    made = _run(
+    code, said = _run(
         maker,
         unfinished,
         "initdb",
@@ -380,8 +381,8 @@ def _create_cluster(site: _Site, lock: int, *, durable: bool) -> None:
         *([] if durable else ["--no-sync"]),
         inherits=(lock,),
     )
-    if made.returncode:
-        raise _failure(made.stderr, site.folder)
+    if code:
+        raise _failure(said, site.folder)
     if site.account:
         for path in (unfinished, *unfinished.rglob("*")):
             os.chown(path, *site.account, follow_symlinks=False)
@@ -416,11 +417,11 @@ def _start(site: _Site, *, durable: bool) -> _Postmaster:
     deadline = time.monotonic() + PATIENCE.total_seconds()
     while True:
         (site.cluster / "start.log").unlink(missing_ok=True)
-        started = _run(site, site.cluster, "pg_ctl", "start", "-w", "-t", wait, "-l", "start.log", "-o", options)
+        _, said = _run(site, site.cluster, "pg_ctl", "start", "-w", "-t", wait, "-l", "start.log", "-o", options)
         # Looked for whatever pg_ctl says: one whose caller was killed may have been faster.
         if postmaster := _settled(site.cluster):
             return postmaster
-        said = _words_of_last_start(site.cluster) or started.stderr
+        said = _words_of_last_start(site.cluster) or said
         if "is still in use" not in said or time.monotonic() > deadline:
             _forget(socket_dir, site.cluster)
             raise _failure(said, site.cluster / "log")
@@ -448,28 +449,30 @@ def _socket_dir_for(site: _Site) -> Path:
     return socket_dir
 
 
-def _run(
-    site: _Site, folder: Path, program: str, *arguments: str, inherits: tuple[int, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    """Run a program of the wheel on the cluster in this folder.
+def _run(site: _Site, folder: Path, program: str, *arguments: str, inherits: tuple[int, ...] = ()) -> tuple[int, str]:
+    """Run a program of the wheel on the cluster in this folder: its exit code, and what it said.
 
     The folder is `.` for the program: pg_ctl hands paths to a shell, where `$` and quotes in a name would do harm. The
-    environment is not passed on, for it may hold API keys.
+    environment is not passed on, for it may hold API keys. What it says goes to a file: a pipe would kill it when we
+    are killed, and initdb would leave shared memory behind.
     """
     account = site.account
-    return subprocess.run(  # noqa: S603 - our own programs and arguments, no shell
-        [site.programs / program, "-D", ".", *arguments],
-        cwd=folder,
-        env={"PATH": os.defpath, "LC_ALL": "C"},
-        user=account and account.uid,
-        group=account and account.gid,
-        extra_groups=[] if account else None,
-        pass_fds=inherits,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryFile("w+") as output:
+        ended = subprocess.run(  # noqa: S603 - our own programs and arguments, no shell
+            [site.programs / program, "-D", ".", *arguments],
+            cwd=folder,
+            env={"PATH": os.defpath, "LC_ALL": "C"},
+            user=account and account.uid,
+            group=account and account.gid,
+            extra_groups=[] if account else None,
+            pass_fds=inherits,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        output.seek(0)
+        return ended.returncode, output.read()
 
 
 def _words_of_last_start(cluster: Path) -> str:

@@ -272,7 +272,7 @@ def test_a_worker_without_our_refusal_carries_out_what_the_api_names(demo: Tree,
         api.post("/work_pools/", json={"name": "naive", "type": "process", "base_job_template": naive_template()})
         foreign(api, "naive", marker, job_variables={"command": f"touch {marker}"})
     worker = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "naive", "--run-once"]
-    environment = demo.environment | of_prefect_client(demo.runtime)
+    environment = {**demo.environment, **of_prefect_client(demo.runtime), "PREFECT_HOME": str(tmp_path)}
 
     subprocess.run(worker, env=environment, cwd=tmp_path, timeout=60, check=True, capture_output=True)
 

@@ -15,7 +15,7 @@ import httpx
 import psutil
 
 from fleet_agent.runtime import Runtime, live_runtime
-from tests.stack.waiting import until
+from tests.stack.waiting import alive, until
 
 FLEET_AGENT = (sys.executable, "-c", "from fleet_agent.cli import main; main()")
 
@@ -60,7 +60,7 @@ class Tree:
 
 @contextmanager
 def started(folder: Path, *arguments: str, settings: Mapping[str, str]) -> Generator[Tree]:
-    """The tree, as soon as its root process runs; asked to end afterwards, as with Ctrl-C."""
+    """The tree, as soon as its root process runs; asked to end afterwards."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "FLEET_DATA_DIR": str(folder / "data"), **settings}
     output = folder / f"{arguments[0]}.out"
     with output.open("w") as out:
@@ -78,18 +78,23 @@ def started(folder: Path, *arguments: str, settings: Mapping[str, str]) -> Gener
     try:
         yield Tree(root, data_dir, output, environment)
     finally:
-        if root.poll() is None:
-            root.send_signal(signal.SIGINT)
-            try:
-                root.wait(60)
-            finally:
-                root.kill()  # its guardian ends the rest
+        root.terminate()
+        try:
+            root.wait(60)
+        finally:
+            root.kill()  # its guardian ends the rest
 
 
 @contextmanager
 def ready(folder: Path, *arguments: str, settings: Mapping[str, str]) -> Generator[Tree]:
-    """The tree once it says that it is ready."""
+    """The tree once it says that it is ready. Afterwards nothing of it may be left, whatever a test did to it."""
+    everything: list[psutil.Process] = []
     with started(folder, *arguments, settings=settings) as tree:
         until(lambda: live_runtime(tree.data_dir) is not None or tree.root.poll() is not None, seconds=100)
         assert tree.root.poll() is None, tree.output.read_text()
         yield tree
+        if tree.root.poll() is None:
+            everything = tree.everything()
+            assert len(everything) > 5  # the control: there is something to leave
+    assert alive(everything) == []
+    assert not everything or tree.root.returncode == 0, tree.output.read_text()

@@ -1,0 +1,85 @@
+"""Each bad input gives one line that names the cause and the remedy, an exit code, and never a traceback."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tests.cli.conftest import Run, Said
+
+
+def one_line(said: Said, code: int, *words: str) -> None:
+    assert said.code == code
+    assert said.err.count("\n") == 1, said.err
+    assert "Traceback" not in said.err
+    for word in words:
+        assert word in said.err
+
+
+def test_an_unknown_verb(fleet_agent: Run) -> None:
+    one_line(fleet_agent("frobnicate"), 2, "frobnicate", "--help")
+
+
+def test_an_option_that_is_no_number(fleet_agent: Run) -> None:
+    one_line(fleet_agent("runs", "--last", "many"), 2, "--help")
+
+
+@pytest.mark.parametrize("change", ["limits.max_boxes=-1", "limits.nonsense=1", "launch.image=prover:latest"])
+def test_an_invalid_policy_value_stores_nothing(fleet_agent: Run, change: str) -> None:
+    before = fleet_agent("policy", "get").out
+    one_line(fleet_agent("policy", "set", "limits.max_boxes=7", change), 2, change.split("=")[0], "policy get")
+    assert fleet_agent("policy", "get").out == before
+
+
+def test_an_empty_message(fleet_agent: Run) -> None:
+    one_line(fleet_agent("say", "  "), 2, "empty")
+
+
+def test_a_fleet_name_that_does_not_fit_a_label(fleet_agent: Run) -> None:
+    one_line(fleet_agent("status", "--fleet", "Über fleet"), 2, "name of a fleet")
+
+
+def test_a_database_that_is_down(fleet_agent: Run) -> None:
+    said = fleet_agent("status", FLEET_DATABASE_URL=f"postgresql://me:secret@127.0.0.1:{closed_port()}/fleet")
+    one_line(said, 1, "does not answer")
+    assert "secret" not in said.err
+
+
+def test_a_database_that_is_not_postgresql(fleet_agent: Run) -> None:
+    one_line(fleet_agent("status", FLEET_DATABASE_URL="mysql://127.0.0.1/fleet"), 2, "mysql", "use PostgreSQL")
+
+
+def test_run_now_without_a_tree(fleet_agent: Run) -> None:
+    one_line(fleet_agent("run-now"), 2, "no process tree", "fleet-agent up")
+
+
+def test_a_cycle_without_settings_names_each(fleet_agent: Run) -> None:
+    one_line(fleet_agent("cycle", "--once"), 2, "FLEET_VAST_API_KEY", "FLEET_MODEL_URL", "FLEET_DEMAND_PROMETHEUS_URL")
+
+
+def test_up_without_settings_starts_nothing_and_names_each(fleet_agent: Run) -> None:
+    said = fleet_agent("up")
+    one_line(said, 2, "settings are missing")
+    for name in ("FLEET_VAST_API_KEY", "FLEET_MODEL_URL", "FLEET_MODEL_NAME", "FLEET_DEMAND_PROMETHEUS_URL"):
+        assert name in said.out
+
+
+def test_a_setting_that_cannot_be_read(fleet_agent: Run) -> None:
+    one_line(fleet_agent("status", FLEET_PREFECT_PORT="none"), 2, "FLEET_PREFECT_PORT")
+
+
+def test_a_port_in_use(fleet_agent: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = fleet_agent("sim", "--vast-port", port, "--model-port", str(closed_port()))
+    one_line(said, 1, port, "choose another port")
+
+
+def test_a_run_that_sent_no_request_has_no_prompt(fleet_agent: Run) -> None:
+    one_line(fleet_agent("prompt", "--run", "12"), 2, "#12")
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]

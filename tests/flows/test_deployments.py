@@ -1,0 +1,74 @@
+"""`prefect.yaml` and the flow that it names agree with each other and with what the code relies on."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from prefect.flows import Flow, load_flow_from_entrypoint
+from prefect.server.schemas.schedules import CronSchedule
+
+from fleet_agent.clients.prefect_api import FLOW
+from fleet_agent.deploy import HEARTBEAT, WORK_POOL, our_deployments
+from fleet_agent.domain.triggers import Trigger
+
+
+@pytest.fixture(params=our_deployments(), ids=lambda deployment: deployment["name"])
+def deployment(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return request.param
+
+
+@pytest.fixture
+def flow(deployment: dict[str, Any]) -> Flow[..., Any]:
+    return load_flow_from_entrypoint(deployment["entrypoint"])
+
+
+def test_a_deployment_is_named_for_its_fleet(deployment: dict[str, Any]) -> None:
+    assert deployment["name"] == deployment["parameters"]["fleet"]
+
+
+def test_one_run_at_a_time_and_what_comes_meanwhile_waits(deployment: dict[str, Any]) -> None:
+    limit = deployment["concurrency_limit"]
+    assert (limit["limit"], limit["collision_strategy"]) == (1, "ENQUEUE")
+
+
+def test_every_schedule_has_a_slug_and_says_why_its_runs_happen(deployment: dict[str, Any]) -> None:
+    assert [(each["slug"], each["parameters"]) for each in deployment["schedules"]] == [
+        ("heartbeat", {"trigger": Trigger.HEARTBEAT})
+    ]
+
+
+async def test_the_schedule_is_the_heartbeat_that_the_code_counts_with(deployment: dict[str, Any]) -> None:
+    [schedule] = deployment["schedules"]
+    cron = CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"])
+
+    dates = await cron.get_dates(n=20, start=datetime(2026, 3, 29, tzinfo=UTC))  # a change to summer time in Europe
+
+    seconds = {(later - earlier).total_seconds() for earlier, later in itertools.pairwise(dates)}
+    assert seconds == {HEARTBEAT.total_seconds()}
+
+
+def test_the_worker_fetches_no_code_and_the_pool_is_the_workers(deployment: dict[str, Any]) -> None:
+    assert "pull" not in deployment  # the file's own `pull: []` holds for all
+    assert deployment["work_pool"] == {"name": WORK_POOL}
+
+
+def test_the_flow_has_the_name_by_which_its_runs_are_started(flow: Flow[..., Any]) -> None:
+    assert flow.name == FLOW
+
+
+@pytest.mark.parametrize("trigger", list(Trigger))
+def test_the_flow_takes_every_trigger(flow: Flow[..., Any], trigger: Trigger) -> None:
+    given = {"fleet": "main", "trigger": trigger.value, "wake_id": None, "force_review": False}
+    assert flow.validate_parameters(given)["trigger"] is trigger
+
+
+def test_a_run_that_a_person_starts_is_manual(flow: Flow[..., Any]) -> None:
+    assert flow.parameters.properties["trigger"]["default"] == Trigger.MANUAL
+
+
+def test_nothing_is_repeated_or_kept_by_prefect(flow: Flow[..., Any]) -> None:
+    assert not flow.retries
+    assert not flow.persist_result
