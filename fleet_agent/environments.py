@@ -24,7 +24,7 @@ class PrefectPlace:
     """Where the tree's Prefect server is, and how to get in. `auth_string` is `user:password`."""
 
     port: int
-    home: Path
+    prefect_home: Path
     auth_string: str
 
     @property
@@ -43,7 +43,8 @@ def of_simulators() -> dict[str, str]:
 def of_server(place: PrefectPlace, database_url: str) -> dict[str, str]:
     """`database_url` is for SQLAlchemy with asyncpg. What differs from Prefect's defaults has its reason beside it."""
     return {
-        **_of_prefect(place),
+        **_inherited(ANY_PROGRAM),
+        **_of_prefect(place.prefect_home),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": database_url,
         # Anybody on this machine could start runs and read logs, and any page in a browser too.
         "PREFECT_SERVER_API_AUTH_STRING": place.auth_string,
@@ -58,8 +59,8 @@ def of_server(place: PrefectPlace, database_url: str) -> dict[str, str]:
         "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_CANCELLING_TIMEOUT_SECONDS": "60",
         # A run that waits for its turn is not worth a warning at once.
         "PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS": "60",
-        # Heartbeats made in advance: an hour of them is enough, and a hundred rows are not made while a demo starts.
-        "PREFECT_SERVER_SERVICES_SCHEDULER_MAX_RUNS": "12",
+        # Heartbeats made in advance: two hours of them are enough; a hundred rows would be made while a demo starts.
+        "PREFECT_SERVER_SERVICES_SCHEDULER_MAX_RUNS": "24",
         # Only events are thrown away by default; runs and their logs would grow for ever. In seconds: 30 days.
         "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
         "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": "2592000",
@@ -69,18 +70,21 @@ def of_server(place: PrefectPlace, database_url: str) -> dict[str, str]:
 
 def of_prefect_client(place: PrefectPlace | Runtime) -> dict[str, str]:
     """For whatever speaks with the tree's server through Prefect's own library."""
-    return {"PREFECT_API_URL": place.api_url, "PREFECT_API_AUTH_STRING": place.auth_string}
+    return {
+        **_of_prefect(place.prefect_home),
+        "PREFECT_API_URL": place.api_url,
+        "PREFECT_API_AUTH_STRING": place.auth_string,
+    }
 
 
 def of_deploy(place: PrefectPlace) -> dict[str, str]:
-    return _of_prefect(place) | of_prefect_client(place)
+    return _inherited(ANY_PROGRAM) | of_prefect_client(place)
 
 
 def of_worker(place: PrefectPlace, settings: Settings) -> dict[str, str]:
     return {
-        **_of_prefect(place),
+        **_inherited(ANY_PROGRAM + WHO_REACHES_OUT),
         **of_prefect_client(place),
-        **_inherited(WHO_REACHES_OUT),
         "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"])),
         # Seconds between two looks for runs that are due: cheap on loopback, and somebody may wait for one.
         "PREFECT_WORKER_QUERY_SECONDS": "1",
@@ -90,13 +94,12 @@ def of_worker(place: PrefectPlace, settings: Settings) -> dict[str, str]:
     }
 
 
-def _of_prefect(place: PrefectPlace) -> dict[str, str]:
+def _of_prefect(home: Path) -> dict[str, str]:
     return {
-        **_inherited(ANY_PROGRAM),
-        "PYTHONUNBUFFERED": "1",  # a log that is read after a crash must have the last line
-        "PREFECT_HOME": str(place.home),
+        "PREFECT_HOME": str(home),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
+        "PYTHONUNBUFFERED": "1",  # a log that is read after a crash must have the last line
     }
 
 

@@ -92,8 +92,8 @@ def _prepare_demo(database: Database, fleet: str) -> None:
     """What a person would set before the first run."""
     now = read_clock(database).now()
     with database.exclusive(fleet) as tx:
-        steering.change_policy(tx, fleet, {"launch.image": DEMO_IMAGE}, who="demo", now=now)
         steering.set_objective(tx, fleet, DEMO_OBJECTIVE, who="demo", now=now)
+        steering.change_policy(tx, fleet, {"launch.image": DEMO_IMAGE}, who="demo", now=now)
 
 
 def _tell_where(runtime: Runtime, tell: Tell) -> None:

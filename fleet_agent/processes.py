@@ -61,7 +61,7 @@ class Process:
         self._process = process
         self._guardian = guardian
         self._started_at = datetime.now(UTC)
-        self._over = False
+        self._end = asyncio.create_task(self._end_with_leftovers())
 
     @classmethod
     async def start(cls, command: Command, log_dir: Path, guardian: Guardian) -> Self:
@@ -94,7 +94,8 @@ class Process:
             raise FleetAgentError(
                 f"{self.command.name} was not ready within {patience:.0f} s", f"its log: {self.log}"
             ) from error
-        if self._process.returncode:
+        code = self._process.returncode
+        if code or (code == 0 and self.command.is_ready is not None):
             raise self.failure()
 
     async def _until(self, is_ready: Callable[[datetime], Awaitable[bool]]) -> None:
@@ -103,10 +104,10 @@ class Process:
 
     async def until_ended(self) -> None:
         """Until it has ended, and with it what it left in its group: a run outlives a killed worker."""
+        await asyncio.shield(self._end)
+
+    async def _end_with_leftovers(self) -> None:
         await self._process.wait()
-        if self._over:
-            return  # the number of its group may be somebody else's by now
-        self._over = True
         deadline = time.monotonic() + LEFTOVERS_MAY_TAKE.total_seconds()
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGTERM)
@@ -127,18 +128,17 @@ class Process:
         """Ask it to end, and kill the whole group when it may not take longer, or when `hurry` is set."""
         with suppress(ProcessLookupError):
             self._process.terminate()
-        ended = asyncio.ensure_future(self.until_ended())
-        hurried = asyncio.ensure_future(hurry.wait())
+        hurried = asyncio.create_task(hurry.wait())
         await asyncio.wait(
-            {ended, hurried},
+            {self._end, hurried},
             timeout=self.command.may_take_to_end.total_seconds(),
             return_when=asyncio.FIRST_COMPLETED,
         )
         hurried.cancel()
-        if not ended.done():
+        if not self._end.done():
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-        await ended
+        await self.until_ended()
 
 
 class Guardian:

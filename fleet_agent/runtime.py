@@ -12,7 +12,7 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
@@ -52,6 +52,10 @@ class Runtime(BaseModel):
     simulators: Simulators | None
     """A demo's world; None under `up`."""
 
+    @property
+    def prefect_home(self) -> Path:
+        return self.data_dir / "prefect"
+
     def settings(self) -> dict[str, Any]:
         """What the tree's settings have in place of the caller's own, for `model_copy(update=…)`."""
         world = self.simulators.settings() if self.simulators else {}
@@ -70,10 +74,8 @@ def live_runtime(data_dir: Path) -> Runtime | None:
 
 @contextmanager
 def only_tree(data_dir: Path) -> Generator[None]:
-    """Be the only tree on this data folder. Raises FixSetup at once if another one lives."""
-    # Root's database runs under another account, which has to pass through; what is private inside is closed itself.
-    data_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
-    with open(os.open(_lock(data_dir), os.O_RDWR | os.O_CREAT, 0o600)) as lock:
+    """Be the only tree on this data folder. Raises FixSetup if another one lives, or the folder cannot be used."""
+    with _opened_lock(data_dir) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -87,6 +89,18 @@ def only_tree(data_dir: Path) -> Generator[None]:
             yield
         finally:
             _file(data_dir).unlink(missing_ok=True)
+
+
+def _opened_lock(data_dir: Path) -> IO[str]:
+    try:
+        # Root's database runs under another account, which has to pass through; what is private inside closes itself.
+        data_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+        return open(os.open(_lock(data_dir), os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise FixSetup(
+            f"cannot keep files in {data_dir} ({error.strerror or error})",
+            "let this account write there, or set FLEET_DATA_DIR to a folder where it may",
+        ) from error
 
 
 def publish(runtime: Runtime) -> None:

@@ -48,7 +48,7 @@ PYTHON_M = (sys.executable, "-m")
 PREFECT_DATABASE = "prefect"
 
 MAY_TAKE_TO_START = timedelta(seconds=90)
-"""Prefect's first start makes its tables: 12 s on two idle cores, more beside other work."""
+"""Prefect's first start makes its tables: 6 s on two idle cores, several times that beside other work."""
 
 MAY_TAKE_TO_END = timedelta(seconds=10)
 """For a process that has nothing to finish."""
@@ -258,11 +258,10 @@ class _Tree:
             if psutil.pid_exists(postgres.pid):
                 continue
             if self._plan.simulation:
-                raise FleetAgentError("PostgreSQL ended", f"its log: {self._plan.data_dir / 'postgres'}")
+                raise FleetAgentError("PostgreSQL ended", f"its log: {self._plan.data_dir / 'postgres/cluster/log'}")
             self._tell("PostgreSQL ended; starting it again")
             self._guardian.ended(postgres.pid)
             postgres = await self._start_postgres()
-            self._published(runtime)
             self._published(runtime)
 
     async def _end_postgres(self, starting: asyncio.Future[EmbeddedPostgres]) -> None:
@@ -321,7 +320,7 @@ def _prefect_place(plan: StackPlan) -> PrefectPlace:
         shutil.rmtree(home, ignore_errors=True)  # with the leases of a demo whose database is dropped
     home.mkdir(mode=0o700, exist_ok=True)
     port = _free_port() if plan.simulation else _wanted_port(plan.settings.prefect_port)
-    return PrefectPlace(port=port, home=home, auth_string=_auth_string(home / "auth-string"))
+    return PrefectPlace(port=port, prefect_home=home, auth_string=_auth_string(home / "auth-string"))
 
 
 def _auth_string(file: Path) -> str:
@@ -366,7 +365,7 @@ def _server(place: PrefectPlace, database_url: str, prefect: PrefectOrchestrator
         name="Prefect server",
         arguments=(*PYTHON_M, "prefect", "server", "start", "--host", LOOPBACK, "--port", str(place.port)),
         environment=environments.of_server(place, database_url),
-        folder=place.home,
+        folder=place.prefect_home,
         is_ready=lambda _: prefect.is_ready(),
         may_take_to_start=MAY_TAKE_TO_START,
         may_take_to_end=MAY_TAKE_TO_END,

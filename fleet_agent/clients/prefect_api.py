@@ -106,8 +106,11 @@ class PrefectOrchestrator:
             return False
 
     async def has_worker(self, pool: str, *, since: datetime) -> bool:
-        """Whether a worker of this pool has reported after `since` (real time)."""
-        workers = await self._ask("POST", f"/work_pools/{pool}/workers/filter", {})
+        """Whether a worker of this pool is known to have reported after `since` (real time)."""
+        try:
+            workers = await self._ask("POST", f"/work_pools/{pool}/workers/filter", {})
+        except TryLater:
+            return False
         if workers.status_code == HTTPStatus.NOT_FOUND:
             return False
         return any(datetime.fromisoformat(worker["last_heartbeat_time"]) >= since for worker in workers.json())

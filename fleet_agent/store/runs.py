@@ -155,11 +155,10 @@ def _count_up(tx: Session, fleet: str) -> int:
 
 def hold_fence(tx: Session, run: Run) -> tables.Run:
     """The run's row, if it may still act. Raises RunSuperseded."""
-    row = tx.get_one(tables.Run, (run.fleet, run.run_id))
     holder = session.state(tx, run.fleet).current_run_id
-    if holder != run.run_id or row.status != RunStatus.OPEN:
+    if holder != run.run_id:
         raise _superseded(run, holder)
-    return row
+    return tx.get_one(tables.Run, (run.fleet, run.run_id))
 
 
 def renew(tx: Session, run: Run) -> None:
@@ -167,7 +166,7 @@ def renew(tx: Session, run: Run) -> None:
     fence = select(SessionState.fleet).where(SessionState.fleet == run.fleet, SessionState.current_run_id == run.run_id)
     alive = tx.execute(
         update(tables.Run)
-        .where(_is(run), col(tables.Run.status) == RunStatus.OPEN, fence.exists())
+        .where(_is(run), fence.exists())
         .values(seen_at=func.clock_timestamp())
         .returning(col(tables.Run.run_id))
     ).first()

@@ -108,7 +108,7 @@ def _found(tx: Session, box: tables.Box, instance: Instance, actions: Sequence[A
     for action in actions:
         if action.tool == DestroyBox.name and _is_open(action):
             _settle(action, ActionStatus.EXPIRED, "the box is still listed after the grace", now)
-    box.stage = stage_seen(instance, Stage(box.stage)).value
+    box.stage = stage_seen(instance).value
     box.gone_at, box.gone_because = None, ""
 
 
@@ -130,10 +130,8 @@ def _missed(tx: Session, box: tables.Box, actions: Sequence[Action], now: dateti
         ledger.gone(box, f"missing from {box.misses} looks in a row", now)
 
 
-def stage_seen(instance: Instance, before: Stage) -> Stage:
+def stage_seen(instance: Instance) -> Stage:
     """How far a listed box is. What it does inside, the list does not tell: a running box counts as proving."""
-    if before is Stage.DRAINING:
-        return before
     match instance.actual_status:
         case "running":
             return Stage.PROVING

@@ -57,4 +57,3 @@ def test_a_wrong_key_is_one_line_and_a_failed_run(fleet_agent: Run) -> None:
     (run,) = json.loads(fleet_agent("runs", "--json").out)
     assert (run["status"], run["exit_reason"]) == ("failed", "KeyRefused")
     assert "made-up-key" not in said.out + run["summary"]
-

@@ -15,20 +15,32 @@ import httpx
 import psutil
 import pytest
 
-from fleet_agent.deploy import WORK_POOL
+from fleet_agent.deploy import PROJECT_DIR, WORK_POOL
 from fleet_agent.environments import of_prefect_client
 from tests.postgres import temporary_folder
 from tests.stack.trees import PLANTED, Tree, ready
 from tests.stack.waiting import until
+
+Json = dict[str, Any]
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
 def demo() -> Generator[Tree]:
-    """Slow enough that hardly a heartbeat comes between what a test starts by hand and its end."""
-    with temporary_folder() as folder, ready(folder, "demo", "--speed", "5", settings=PLANTED) as tree:
+    """Its heartbeats are paused, so that none comes between what a test starts by hand and its end; its time is slow,
+    so that the boxes that a run rents are there until the last test has looked."""
+    with temporary_folder() as folder, ready(folder, "demo", "--speed", "2", settings=PLANTED) as tree:
+        deployment = deployment_of(tree)
+        with tree.api() as api:
+            pause = f"/deployments/{deployment['id']}/schedules/{deployment['schedules'][0]['id']}"
+            api.patch(pause, json={"active": False}).raise_for_status()
         yield tree
+
+
+def deployment_of(tree: Tree) -> Json:
+    with tree.api() as api:
+        return api.get("/deployments/name/agent-cycle/main").raise_for_status().json()
 
 
 # --- who may enter ----------------------------------------------------------------------------------------------------
@@ -111,8 +123,6 @@ def test_children_obey_ctrl_c_even_if_the_tree_was_started_where_it_is_ignored(d
 
 
 # --- what Prefect shows of a run --------------------------------------------------------------------------------------
-
-Json = dict[str, Any]
 
 
 def run_by_hand(tree: Tree, **parameters: Any) -> Json:
@@ -224,6 +234,33 @@ def test_what_a_person_must_fix_ends_the_run_in_one_line_and_the_next_run_works(
         logs = api.post("/logs/filter", json={"logs": {"flow_run_id": {"any_": [failed["id"]]}}}).json()
     assert not [line["message"] for line in logs if "Traceback" in line["message"]]
     assert run_by_hand(demo)["state_name"] == "Completed"
+
+
+# --- the deployment ---------------------------------------------------------------------------------------------------
+
+
+def test_to_deploy_again_keeps_the_deployment_its_schedule_and_that_somebody_paused_it(demo: Tree) -> None:
+    before = deployment_of(demo)
+
+    assert "deployment agent-cycle/main" in demo.call("deploy").stdout
+
+    after = deployment_of(demo)
+    assert after["id"] == before["id"]
+    assert [(each["id"], each["active"]) for each in after["schedules"]] == [(before["schedules"][0]["id"], False)]
+
+
+def test_prefects_own_deploy_command_makes_the_same_of_prefect_yaml(demo: Tree) -> None:
+    ours = deployment_of(demo)
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    environment = demo.environment | of_prefect_client(demo.runtime)
+
+    subprocess.run(command, env=environment, cwd=PROJECT_DIR, timeout=60, check=True, capture_output=True)
+
+    theirs = deployment_of(demo)
+    differing = {key for key in ours if (ours[key] or None) != (theirs[key] or None)}
+    # The demo's time is faster than the file's; the rest is Prefect's own bookkeeping.
+    assert differing - {"updated", "last_polled", "status"} == {"schedules"}
+    assert theirs["schedules"][0]["schedule"]["cron"] == "*/5 * * * *"
 
 
 # --- what the worker carries out --------------------------------------------------------------------------------------

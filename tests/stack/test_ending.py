@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -28,6 +29,20 @@ def test_a_tree_whose_root_is_killed_leaves_no_process() -> None:
         # Its file is left, and no longer counts.
         assert (tree.data_dir / "runtime.json").exists()
         assert live_runtime(tree.data_dir) is None
+
+
+def test_a_run_at_hand_is_finished_before_the_tree_ends() -> None:
+    with temporary_folder() as folder, ready(folder, "demo", settings={}) as tree:
+        assert tree.runtime.simulators is not None
+        model = f"http://127.0.0.1:{tree.runtime.simulators.model_port}/sim"
+        httpx.post(f"{model}/faults", json={"name": "slow", "seconds": 4}, trust_env=False).raise_for_status()
+        assert tree.call("run-now").returncode == 0
+        until(lambda: httpx.get(f"{model}/requests", trust_env=False).json())
+
+        tree.root.terminate()
+        tree.root.wait(60)
+
+        assert "Finished in state Completed('#1 " in (tree.data_dir / "logs" / "worker.log").read_text()
 
 
 def test_a_tree_that_is_ended_while_it_starts_leaves_no_process() -> None:

@@ -14,7 +14,7 @@ from fleet_agent import environments
 from fleet_agent.environments import PrefectPlace
 from fleet_agent.settings import Settings
 
-PLACE = PrefectPlace(port=4717, home=Path("/nonexistent"), auth_string="fleet:made-up")
+PLACE = PrefectPlace(port=4717, prefect_home=Path("/nonexistent"), auth_string="fleet:made-up")
 SETTINGS = Settings.model_construct(vast_api_key=SecretStr("vast"), model_api_key=SecretStr("model"))
 
 AS_PREFECT_READS_IT = """

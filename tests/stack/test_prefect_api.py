@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import httpx
 import pytest
@@ -112,3 +113,15 @@ async def test_a_server_that_does_not_answer_yet_is_not_ready() -> None:
     assert await Server(httpx.ConnectError("refused")).orchestrator().is_ready() is False
     assert await Server(BUSY).orchestrator().is_ready() is False
     assert await Server(httpx.Response(200)).orchestrator().is_ready() is True
+
+
+async def test_a_worker_counts_from_its_first_sign_of_life_after_the_start() -> None:
+    start = datetime(2026, 3, 17, 12, tzinfo=UTC)
+
+    async def has_worker(answer: httpx.Response | Exception) -> bool:
+        return await Server(answer).orchestrator().has_worker("pool", since=start)
+
+    assert await has_worker(httpx.Response(200, json=[{"last_heartbeat_time": "2026-03-17T12:00:01Z"}])) is True
+    assert await has_worker(httpx.Response(200, json=[{"last_heartbeat_time": "2026-03-17T11:59:59Z"}])) is False
+    assert await has_worker(httpx.Response(404)) is False
+    assert await has_worker(httpx.ReadTimeout("busy")) is False

@@ -174,3 +174,9 @@ with Guardian() if {guarded} else contextlib.nullcontext() as guardian:
 def test_the_guardian_knows_what_still_runs_and_in_which_order_it_began() -> None:
     assert read_groups(["+1\n", "+2\n", "+3\n", "-2\n", "+4\n", "-9\n"]) == [1, 3, 4]
     assert read_groups([]) == []
+
+
+async def test_a_process_that_ends_without_an_error_is_not_ready_either(tmp_path: Path) -> None:
+    async with child("pass", tmp_path) as process:
+        with pytest.raises(FleetAgentError, match=r"child ended \(exit code 0\): it said nothing"):
+            await process.until_ready()

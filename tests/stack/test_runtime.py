@@ -76,6 +76,14 @@ def test_a_second_tree_on_the_same_folder_is_refused_in_one_line(tmp_path: Path)
     assert "\n" not in str(refused.value)
 
 
+def test_a_folder_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    refused = pytest.raises(FixSetup, match=r"^cannot keep files in .*file/data \(Not a directory\) → let this account")
+    with refused, only_tree(tmp_path / "file" / "data"):
+        pass
+
+
 def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     with only_tree(tmp_path):
         publish(runtime_in(tmp_path))

@@ -58,6 +58,8 @@ def up() -> Generator[Tree]:
         "FLEET_DEMAND_PROMETHEUS_URL": f"http://127.0.0.1:{vast}/demand",
     }
     with temporary_folder() as folder, simulators(folder, vast, model), ready(folder, "up", settings=settings) as tree:
+        until(lambda: "Ready." in tree.output.read_text())
+        assert tree.call("status").returncode == 0
         yield tree
 
 

@@ -44,12 +44,18 @@ def test_what_differs_from_it_is_refused_with_a_reason(differs: dict[str, object
 def test_a_run_gets_our_command_folder_and_environment_whatever_the_work_pool_says() -> None:
     of_the_pool = ProcessJobConfiguration(
         command="touch /tmp/x",
-        env={"LD_PRELOAD": "/tmp/x.so", "PATH": "/tmp", "PREFECT__FLOW_RUN_ID": "1"},
+        env={
+            "LD_PRELOAD": "/tmp/x.so",
+            "PATH": "/tmp",
+            "PREFECT__FLOW_RUN_ID": "1",
+            "PREFECT__FLOW_ENTRYPOINT": "/tmp/evil.py:evil",
+        },
         working_dir="/tmp",
     )
 
-    own = confined(of_the_pool)
+    own = confined(of_the_pool, "flows.agent_cycle.agent_cycle")
 
     assert own.command == f"{sys.executable} -m prefect.engine"
     assert own.working_dir == PROJECT_DIR
-    assert own.env == {**os.environ, "PREFECT__FLOW_RUN_ID": "1"}
+    about_the_run = {"PREFECT__FLOW_RUN_ID": "1", "PREFECT__FLOW_ENTRYPOINT": "flows.agent_cycle.agent_cycle"}
+    assert own.env == {**os.environ, **about_the_run}

@@ -225,6 +225,19 @@ async def test_a_run_with_a_suspect_event_takes_nothing_more_and_does_not_go_on(
     assert isinstance(await fleet.close(run, may_go_on=True), Closed)
 
 
+async def test_a_suspect_event_leaves_due_wakes_to_the_next_run(fleet: Fleet) -> None:
+    await poison(fleet, attempts=SUSPECT_FROM)
+    asking = await fleet.open()
+    await fleet.journal.write(asking, ScheduleNextCheck(minutes=20, reason="look again"))
+    fleet.clock.advance(timedelta(minutes=20))
+
+    first = await fleet.journal.collect(run := await fleet.open(), turn=1)
+    await fleet.close(run)
+    second = await fleet.journal.collect(await fleet.open(), turn=1)
+
+    assert (len(first.wakes), len(second.wakes)) == (0, 1)
+
+
 async def test_a_run_that_holds_something_leaves_a_suspect_event_to_another(fleet: Fleet) -> None:
     fleet.post()
     run = await fleet.open()

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import select, text
 
+from fleet_agent.domain.triggers import Kind
 from fleet_agent.errors import DatabaseUnreachable, DatabaseUnusable
 from fleet_agent.store import audit
 from fleet_agent.store.database import (
@@ -19,6 +20,7 @@ from fleet_agent.store.database import (
     schema_problem,
     server_problem,
 )
+from fleet_agent.store.inbox import Post, post
 from fleet_agent.store.installation import found_installation, read_clock
 from fleet_agent.store.session import state
 from fleet_agent.store.tables import Audit
@@ -139,14 +141,15 @@ def test_a_transaction_that_fails_leaves_nothing(database: Database) -> None:
 
 @pytest.mark.parametrize("raw", ["a NUL \0 of a log", "half a pair \ud83d of a model"])
 def test_text_that_the_database_cannot_hold_is_recorded_all_the_same(fleet: Fleet, raw: str) -> None:
-    fleet.post(text=raw)
-    with fleet.database.exclusive(fleet.name) as tx:
-        audit.note(tx, fleet.name, who="test", what=raw, text=raw, now=NOON)
-        tx.execute(text("UPDATE inbox SET payload = jsonb_build_object('text', text)"))
+    event = Post(kind=Kind.MESSAGE, source="test", text=raw, payload={raw: [raw]})
+    with fleet.database.shared(fleet.name) as tx:
+        post(tx, fleet.name, event, now=NOON)
 
     (row,) = fleet.rows("inbox")
-    assert row["text"].split()[0] == raw.split()[0]
-    assert row["text"].split()[-1] == raw.split()[-1]
+    ((key, (item,)),) = row["payload"].items()
+    for stored in (row["text"], key, item):
+        assert stored.split()[:2] == raw.split()[:2]
+        assert stored.split()[-1] == raw.split()[-1]
 
 
 # --- time -------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from fleet_agent.domain.triggers import PRIORITY, Kind
+from fleet_agent.domain.triggers import PRIORITY, Kind, Priority
 from fleet_agent.store.database import BELL_CHANNEL
 from tests.postgres import plain
 from tests.store.rig import Fleet
@@ -32,6 +32,14 @@ async def test_what_repeats_while_it_waits_is_counted_and_keeps_its_first_time(f
 
     assert first == second == row["id"]
     assert (row["count"], row["text"], row["occurred_at"]) == (2, "demand is 80", began)
+
+
+async def test_what_repeats_more_urgently_becomes_more_urgent(fleet: Fleet) -> None:
+    fleet.post(Kind.BOX_PROGRESS, dedupe_key="box 101")
+    fleet.post(Kind.BOX_FAILED, dedupe_key="box 101")
+    fleet.post(Kind.BOX_PROGRESS, dedupe_key="box 101")
+
+    assert [row["priority"] for row in fleet.rows("inbox")] == [Priority.CHANGE]
 
 
 async def test_what_repeats_after_it_was_claimed_is_a_new_event(fleet: Fleet) -> None:

@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 
 from fleet_agent.domain.actions import DestroyBox, Effect, RentBox
 from fleet_agent.domain.fleet import Stage
@@ -13,6 +14,7 @@ from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.domain.observation import Unknown
 from fleet_agent.domain.rules import Decision, Mode
 from fleet_agent.store import ledger, steering
+from fleet_agent.store.ledger import GRACE
 from tests.store.rig import SEND_BY, TELL, Fleet, offer
 
 
@@ -181,6 +183,16 @@ async def test_a_dry_run_rules_and_sends_nothing(ready: Fleet) -> None:
     assert not (await ready.close(run)).verdict.action
 
 
+async def test_the_caps_of_a_run_hold_in_a_dry_run_too(ready: Fleet) -> None:
+    ready.set_policy(limits__max_notifications_per_run="1")
+    set_mode(ready, Mode.DRY_RUN)
+    run = await ready.open()
+
+    ruled = await ready.reply(run, TELL, TELL)
+
+    assert [each.ruling.code for each in ruled] == ["allowed", "run_cap"]
+
+
 async def test_a_dry_run_that_begins_after_the_ruling_sends_nothing_either(ready: Fleet) -> None:
     run = await ready.open()
     (ruled,) = await ready.reply(run, rent(), offers=[offer()])
@@ -282,6 +294,19 @@ async def test_done_is_never_overwritten(ready: Fleet, later: ActionStatus) -> N
     assert [box.vast_id for box in await ready.journal.boxes(run)] == [101]
 
 
+async def test_a_late_answer_brings_back_a_box_that_was_thought_never_to_have_come(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rent(run)
+    ready.let_real_time_pass(GRACE * 2)
+    await ready.sees(run)
+    expired = ready.action(key)["status"]
+
+    await ready.journal.record_outcome(key, ActionStatus.DONE, "rented", vast_id=101)
+
+    assert expired == "expired"
+    assert [box.vast_id for box in await ready.journal.boxes(run)] == [101]
+
+
 async def test_an_outcome_is_recorded_for_a_run_that_lost_the_fence(ready: Fleet) -> None:
     stale = await ready.open()
     key = await ready.rent(stale)
@@ -333,8 +358,6 @@ async def test_an_order_of_a_person_stands_in_the_ledger(ready: Fleet) -> None:
 
 
 async def test_one_key_names_one_action(ready: Fleet) -> None:
-    from sqlalchemy.exc import IntegrityError
-
     run = await ready.open()
     await ready.reply(run, TELL, TELL)
 

@@ -330,6 +330,16 @@ async def test_verdict_and_summary_cover_all_turns(fleet: Fleet) -> None:
     assert closed.summary == "First turn.\nSecond turn."
 
 
+async def test_the_reason_of_a_run_is_what_it_found_first(fleet: Fleet) -> None:
+    fleet.post(text="how are we doing?")
+    run = await fleet.open()
+    await fleet.journal.collect(run, turn=1)
+    fleet.post(text="one more thing")
+    await fleet.close(run, may_go_on=True)
+
+    assert [row["reason"] for row in fleet.rows("run")] == ["how are we doing?"]
+
+
 async def test_a_run_adds_up_what_it_used(fleet: Fleet) -> None:
     run = await fleet.open()
     used = Usage(tokens_in=1000, tokens_out=50, tokens_cached=400, cost_usd=Decimal("0.001234"))
