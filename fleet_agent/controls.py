@@ -19,8 +19,9 @@ from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Mode
 from fleet_agent.domain.run import Message, MessageKind, Run
 from fleet_agent.domain.triggers import Kind, Trigger
-from fleet_agent.errors import AlreadyGone, FixSetup, LookFirst, TryLater
+from fleet_agent.errors import FixSetup, LookFirst, TryLater
 from fleet_agent.ports import Clock, CountTokens, Market, Orchestrator, Ports
+from fleet_agent.steps.act import ask_to_destroy
 from fleet_agent.steps.observe import glance
 from fleet_agent.store import claims, ledger, reading, session, sightings, steering
 from fleet_agent.store.database import Database
@@ -44,10 +45,19 @@ class Desk:
 # --- saying and steering ---------------------------------------------------------------------------------------------
 
 
+LONGEST_MESSAGE = 4_000
+"""Characters; what goes far beyond that would not fit into a prompt beside everything else."""
+
+
 def say(desk: Desk, text: str) -> int:
-    """Leave a message for the agent; returns the id of its inbox event. Raises FixSetup for an empty one."""
+    """Leave a message for the agent; returns the id of its inbox event. Raises FixSetup for one it would not see."""
     if not text.strip():
         raise FixSetup("the message is empty", 'fleet-agent say "how are we doing?"')
+    if len(text) > LONGEST_MESSAGE:
+        raise FixSetup(
+            f"the message has {len(text)} characters and may have {LONGEST_MESSAGE}",
+            "shorten it; what is to hold for good belongs in the objective",
+        )
     with desk.database.shared(desk.fleet) as tx:
         return post(tx, desk.fleet, Post(kind=Kind.MESSAGE, source=desk.who, text=text), now=desk.clock.now())
 
@@ -107,7 +117,10 @@ async def next_request(desk: Desk, ports: Ports) -> tuple[dict[str, Any], int]:
             opened_at=desk.clock.now(),
         )
     standing = await ports.journal.standing(run)
-    block = turn_block(run, standing, waiting, await glance(run, ports), desk.clock.now())
+    unsettled = await ports.journal.unsettled(run)
+    block = turn_block(
+        run, standing, waiting, await glance(run, ports), unsettled, desk.clock.now(), ports.count_tokens
+    )
     opening = Message(turn=1, step=0, role="user", kind=MessageKind.TRIGGER, content=block)
     prompt = compose(standing=standing, steps=[opening], count_tokens=ports.count_tokens)
     return ports.model.body(prompt.messages, prompt.tools), prompt.tokens
@@ -130,51 +143,49 @@ async def destroy_all(
 ) -> None:
     """Pause the fleet, then destroy every box of it until a good look shows none and no lost rent can still appear.
 
-    Each box has a row in the ledger, of actor operator, before its destruction is asked for. Raises KeyRefused; what
-    may work later is tried again. The fleet stays paused until a person resumes it.
+    Each box has a row in the ledger, of actor operator, before its destruction is asked for. What may work later, our
+    own database included, is tried again; raises KeyRefused and what else a person must mend. The fleet stays paused
+    until a person resumes it.
     """
-    set_mode(desk, Mode.PAUSED)
-    tell("The fleet is paused.")
     ordered: dict[int, str] = {}
     while True:
         try:
-            inventory = await market.inventory()
-        except TryLater as error:
-            tell(f"{error.cause}; looking again")
-        else:
-            ours_now, may_still_appear = _sight(desk, inventory, ordered)
-            if not ours_now and not may_still_appear:
+            set_mode(desk, Mode.PAUSED)
+            if await _destroyed_all(desk, market, ordered, tell):
                 tell("No box of this fleet is left. It stays paused until `fleet-agent resume`.")
                 return
-            if not ours_now:
-                tell(f"Waiting for {may_still_appear} rent(s) whose answer was lost.")
-            for vast_id in ours_now:
-                await _destroy(desk, market, vast_id, ordered[vast_id], tell)
+        except TryLater as error:
+            tell(f"{error.cause}; trying again")
         await sleep(BETWEEN_LOOKS.total_seconds())
+
+
+async def _destroyed_all(desk: Desk, market: Market, ordered: dict[int, str], tell: Callable[[str], None]) -> bool:
+    """One pass; `ordered` has the key of the order for each box that was seen. True once nothing is left to do."""
+    ours_now, may_still_appear = _sight(desk, await market.inventory(), ordered)
+    if not ours_now and may_still_appear:
+        tell(f"Waiting for {may_still_appear} rent(s) whose answer was lost.")
+    for vast_id in ours_now:
+        try:
+            outcome, status = (await ask_to_destroy(market, vast_id)).sentence, ActionStatus.DONE
+        except (TryLater, LookFirst) as error:
+            outcome, status = error.cause, ActionStatus.UNKNOWN
+        tell(outcome)
+        with desk.database.exclusive(desk.fleet) as tx:
+            ledger.record_outcome(tx, ordered[vast_id], status, outcome, vast_id=None, now=desk.clock.now())
+    return not ours_now and not may_still_appear
 
 
 def _sight(desk: Desk, inventory: Inventory, ordered: dict[int, str]) -> tuple[list[int], int]:
     """Our boxes in a good look, each with an order in the ledger, and how many lost rents may still become one."""
     with desk.database.exclusive(desk.fleet) as tx:
+        now = desk.clock.now()
         name = installation(tx).name
-        sightings.record_sighting(tx, desk.fleet, inventory, now=desk.clock.now())
+        # A paused fleet sends no rent, and a run that was killed leaves intents that nobody else would end.
+        ledger.expire_intents(tx, desk.fleet, now=now)
+        sightings.record_sighting(tx, desk.fleet, inventory, now=now)
         ours_now = [i.id for i in inventory.instances if ours(i, installation=name, fleet=desk.fleet)]
         for vast_id in ours_now:
             if vast_id not in ordered:
-                ordered[vast_id] = ledger.order_destroy(tx, desk.fleet, vast_id, now=desk.clock.now())
+                ordered[vast_id] = ledger.order_destroy(tx, desk.fleet, vast_id, now=now)
         may_still_appear, _ = ledger.in_flight(tx, desk.fleet)
     return ours_now, may_still_appear
-
-
-async def _destroy(desk: Desk, market: Market, vast_id: int, key: str, tell: Callable[[str], None]) -> None:
-    try:
-        await market.destroy(vast_id)
-    except AlreadyGone:
-        status, outcome = ActionStatus.DONE, f"Box {vast_id} was gone already."
-    except (TryLater, LookFirst) as error:
-        status, outcome = ActionStatus.UNKNOWN, error.cause
-    else:
-        status, outcome = ActionStatus.DONE, f"The provider accepted to destroy box {vast_id}."
-    tell(outcome)
-    with desk.database.exclusive(desk.fleet) as tx:
-        ledger.record_outcome(tx, key, status, outcome, vast_id=None, now=desk.clock.now())

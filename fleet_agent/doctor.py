@@ -7,6 +7,7 @@ nothing and change nothing.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from datetime import timedelta
 
 from fleet_agent.domain.actions import tool_definitions
 from fleet_agent.domain.fleet import Frozen
@@ -15,6 +16,8 @@ from fleet_agent.domain.policy import Policy
 from fleet_agent.errors import FixSetup, FleetAgentError, ModelUnusable
 from fleet_agent.ports import OfferQuery, Ports
 from fleet_agent.settings import Settings, missing_for_up
+
+TEST_CALL = timedelta(seconds=60)
 
 
 class Finding(Frozen):
@@ -94,7 +97,7 @@ async def _model(ports: Ports) -> str:
         {"role": "system", "content": "This is a test of the connection."},
         {"role": "user", "content": "Call the tool list_boxes once."},
     ]
-    reply = await ports.model.reply(ports.model.body(words, tool_definitions()))
+    reply = await ports.model.reply(ports.model.body(words, tool_definitions()), within=TEST_CALL)
     if not reply.calls:
         raise ModelUnusable(
             "it answers, but calls no tool", "enable tool calling on the server, or set FLEET_MODEL_NAME to another"

@@ -10,8 +10,8 @@
     │   ├── InventoryUnknown  … no answer about boxes that may be acted on; unknown is never empty
     │   ├── ModelUnreachable
     │   └── DatabaseUnreachable
-    ├── ModelUnusable         the model answered with what cannot be used; its tokens are still paid for
-    ├── ContextTooLong        compact harder, once
+    ├── ModelUnusable         the model answered with what cannot be used; it is still paid for
+    ├── ContextTooLong        the prompt does not fit the server: the run fails, the next has a shorter one
     ├── LookFirst             the effect may have happened: look by label, never repeat
     ├── ChooseAnother         the offer is gone or was refused; choose anew from a new listing
     ├── StopRenting           the account is out of credit: tell the human, ban nobody
@@ -25,14 +25,23 @@ A person sees `str(error)`: one line with the cause and, behind an arrow, the re
 from __future__ import annotations
 
 from datetime import timedelta
+from decimal import Decimal
+from typing import NamedTuple
+
+
+class Spent(NamedTuple):
+    """What a model call had cost before it failed."""
+
+    tokens_in: int
+    tokens_out: int
+    cost_usd: Decimal
 
 
 class FleetAgentError(Exception):
-    """One line for a person: the cause, then the remedy."""
+    """One line for a person: the cause, then the remedy. `spent` where a failure had been paid for."""
 
-    remedy: str
-
-    def __init__(self, cause: str, remedy: str = "") -> None:
+    def __init__(self, cause: str, remedy: str = "", *, spent: Spent | None = None) -> None:
+        self.spent = spent
         self.cause = " ".join(cause.split())
         self.remedy = remedy
         super().__init__(f"{self.cause} → {remedy}" if remedy else self.cause)
@@ -79,16 +88,11 @@ class DatabaseUnreachable(TryLater):
 
 
 class ModelUnusable(FleetAgentError):
-    """The model answered with what cannot be used. The tokens were spent all the same."""
-
-    def __init__(self, cause: str, remedy: str = "", *, tokens_in: int = 0, tokens_out: int = 0) -> None:
-        super().__init__(cause, remedy)
-        self.tokens_in = tokens_in
-        self.tokens_out = tokens_out
+    """The model answered with what cannot be used; it was paid for all the same."""
 
 
 class ContextTooLong(FleetAgentError):
-    """The model server refused the request for its length: compact harder, once."""
+    """The prompt does not fit; the next run composes a new one."""
 
 
 class LookFirst(FleetAgentError):

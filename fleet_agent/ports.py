@@ -70,6 +70,9 @@ class RentOrder(Frozen):
     runtype: str
     env: dict[str, str]
     onstart: str
+    send_by: timedelta
+    """Of `Clock.elapsed()`: an order that has not left by then must not leave at all. The grace of a lost answer counts
+    from the moment it was committed as sent."""
 
 
 class Market(Protocol):
@@ -88,7 +91,8 @@ class Market(Protocol):
     async def rent(self, order: RentOrder) -> int:
         """Rent and return the provider's id. Called at most once per label, never retried.
 
-        Raises ChooseAnother (definitely refused), StopRenting (no credit), LookFirst (it may have been made).
+        Raises ChooseAnother (definitely refused), StopRenting (no credit), LookFirst (it may have been made), TryLater
+        (it certainly never left, be it that `send_by` was over).
         """
         ...
 
@@ -111,10 +115,11 @@ class Model(Protocol):
         """The exact request body, so that it can be kept and shown before it is sent. Pure."""
         ...
 
-    async def reply(self, body: Mapping[str, Any]) -> ModelReply:
+    async def reply(self, body: Mapping[str, Any], *, within: timedelta) -> ModelReply:
         """One reply, normalised: `calls` decides, never a finish reason.
 
-        Bounded by a total deadline in real time, Retry-After included.
+        `within` is real time for everything, Retry-After included; an adapter may have a shorter bound of its own.
+        Errors carry `spent` where tries were paid for.
         Raises ModelUnreachable, KeyRefused, FixSetup, ContextTooLong, ModelUnusable.
         """
         ...
@@ -127,8 +132,11 @@ class DemandSource(Protocol):
 
 
 class Notifier(Protocol):
-    async def notify(self, text: str) -> None:
-        """Tell the operator. Raises TryLater when nobody could be told."""
+    async def notify(self, text: str) -> str:
+        """Tell the operator, and return in a sentence how; where no address is set, that it is only kept.
+
+        Raises TryLater when nobody could be told.
+        """
         ...
 
 
@@ -165,8 +173,7 @@ class Journal(Protocol):
     async def record_sighting(self, run: Run, inventory: Inventory) -> tuple[Box, ...]:
         """Lay the provider's list beside the ledger, update stages, and return the fleet's boxes as they now are.
 
-        The ledger is read before and after the list by the caller's order of calls: what was rented in between is
-        never missing.
+        A box that was rented after the list was read is not missing from it: absence counts only after its grace.
         """
         ...
 

@@ -105,7 +105,7 @@ ACTION_COLUMNS: tuple[Column, ...] = (
     ("what", lambda row: f"{row['tool']} {row['arguments'].get('offer_id') or row['arguments'].get('id') or ''}"),
     ("status", lambda row: row["status"]),
     ("ruling", lambda row: row["code"]),
-    ("reason", lambda row: row["arguments"].get("reason", "")),
+    ("reason", lambda row: row["arguments"].get("reason") or row["arguments"].get("text", "")),
     ("outcome", lambda row: row["outcome"] or row["sentence"]),
 )
 

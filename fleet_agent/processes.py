@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -120,7 +121,7 @@ class Process:
     def failure(self) -> FleetAgentError:
         """Why an ended process ended, as far as it said so: its last words."""
         return FleetAgentError(
-            f"{self.command.name} ended ({_exit(self._process.returncode)}): {last_line(self.log)}",
+            f"{self.command.name} ended ({_exit(self._process.returncode)}): {last_words(self.log)}",
             f"its log: {self.log}",
         )
 
@@ -173,10 +174,11 @@ class Guardian:
             self._process.stdin.write(line.encode())
 
 
-def last_line(log: Path) -> str:
-    """The last line that says something, for an error of one line."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "it said nothing")
+def last_words(log: Path) -> str:
+    """The line of a log that says best why its process ended: its last error, or else its last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return next(reversed(errors or lines), "it said nothing")
 
 
 def _exit(code: int | None) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-from datetime import datetime
 from typing import Annotated, Any
 
 from prefect import flow
@@ -26,8 +25,7 @@ from fleet_agent.domain.run import RunRequest
 from fleet_agent.domain.triggers import Trigger
 from fleet_agent.errors import FleetAgentError
 from fleet_agent.settings import FLEET_NAME, Settings
-from fleet_agent.store.installation import timeline
-from fleet_agent.wiring import open_ports, open_store
+from fleet_agent.wiring import open_ports
 from flows.tasked import tasked
 
 
@@ -55,7 +53,7 @@ async def agent_cycle(
             flow_run_id=str(flow_run.id),
             attempt=flow_run.run_count,
             wake_id=wake_id,
-            scheduled_for=_due(settings, flow_run),
+            due=flow_run.expected_start_time,
             force_review=force_review,
             # A run has a process of its own, so the process's random part is made here.
             worker_id=f"{socket.gethostname()}-{secrets.token_hex(2)}",
@@ -78,16 +76,9 @@ def _this_flow_run() -> FlowRun:
     return context.flow_run
 
 
-def _due(settings: Settings, flow_run: FlowRun) -> datetime | None:
-    """When the run was to begin, in business time: Prefect's clock knows only the real one."""
-    if flow_run.expected_start_time is None:
-        return None
-    with open_store(settings) as database:
-        return timeline(database).business(flow_run.expected_start_time)
-
-
 async def _tell_prefect(flow_run: FlowRun, fleet: str, report: Report) -> None:
     async with get_client() as prefect:
         await prefect.update_flow_run(flow_run.id, name=report.headline)
     await acreate_markdown_artifact(report.markdown, key=f"report-{fleet}", description=report.headline)
-    await acreate_table_artifact(report.fleet_rows, key=f"fleet-{fleet}", description=report.headline)
+    if report.run_id is not None and report.failed is None:  # others have not looked: their table would say "no box"
+        await acreate_table_artifact(report.fleet_rows, key=f"fleet-{fleet}", description=report.headline)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 from prefect import Task
@@ -102,9 +103,10 @@ class TaskedModel:
         self._model = model
         self._step = 0
 
-    async def reply(self, body: Mapping[str, Any]) -> ModelReply:
+    async def reply(self, body: Mapping[str, Any], *, within: timedelta) -> ModelReply:
         self._step += 1
-        return await _shown("ask the model", f"ask the model (step {self._step})", lambda: self._model.reply(body))
+        name = f"ask the model (step {self._step})"
+        return await _shown("ask the model", name, lambda: self._model.reply(body, within=within))
 
 
 class TaskedDemand:
@@ -119,7 +121,7 @@ class TaskedNotifier:
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
 
-    async def notify(self, text: str) -> None:
+    async def notify(self, text: str) -> str:
         return await _shown("notify", "notify the operator", lambda: self._notifier.notify(text))
 
 

@@ -2,32 +2,44 @@
 
 Of older runs the model sees why they happened, the human's words and the final summary; tool calls and outputs stay in
 the log. What must never be lost (objective, limits, wakes, notes) is rendered from the tables every time and cannot be
-compacted away. The stable part comes first, so that a provider can cache the prefix:
+compacted away; each of these parts has a bound of its own, so that none can crowd out the rest. The stable part comes
+first, so that a provider can cache the prefix:
 
     system message · objective, notes, wakes, older runs (user) · what this turn is about (user) · steps
 
-When the estimate is over the target, the oldest tool output of this run gives way first (to a placeholder that says
-what was there), then the oldest run, until it fits. No model is needed for that, and if even the pinned part does not
-fit, that is a setting to fix, not a loop.
+When the estimate is over the target, parts give way in a fixed order until it fits: tool outputs of older steps become
+placeholders that say what was there, then the oldest runs go, then the oldest steps, then the newest outputs are cut.
+No model is needed for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 from fleet_agent.domain.actions import tool_definitions
 from fleet_agent.domain.fleet import Frozen
+from fleet_agent.domain.ledger import Unsettled
 from fleet_agent.domain.observation import Observation
-from fleet_agent.domain.run import Claimed, Message, PastRun, Run, Standing
+from fleet_agent.domain.run import Claimed, Message, MessageKind, PastRun, Run, Standing
 from fleet_agent.domain.show import observation_block, utc
 from fleet_agent.domain.triggers import Event, Kind
-from fleet_agent.errors import FixSetup
+from fleet_agent.errors import ContextTooLong
 
 TARGET_TOKENS = 27_000
-HARD_TOKENS = 30_000
-TOOL_OUTPUT_CHARACTERS = 6_000
+"""What is assembled. The hard bound of 30,000 leaves room for what an estimate cannot know."""
+
+OBJECTIVE_TOKENS = 3_000
+NOTES_TOKENS = 1_500
+WAKE_TOKENS = 60
+HUMAN_TOKENS = 3_000
+EVENTS_TOKENS = 2_000
+SUMMARY_TOKENS = 800
+OUTPUTS_TOKENS = 8_000
+"""All tool outputs of one step together, as they enter."""
+LEAST_OUTPUT_TOKENS = 150
+"""What is left of each newest output where nothing else can give way."""
 
 CountTokens = Callable[[str], int]
 
@@ -61,30 +73,41 @@ class Prompt(Frozen):
 def compose(*, standing: Standing, steps: Sequence[Message], count_tokens: CountTokens) -> Prompt:
     """The request of the next step; `steps` begins with the block of the first turn.
 
-    Raises FixSetup when the pinned part alone is over the budget.
+    Raises ContextTooLong where even the shortest form does not fit.
     """
     tools = tuple(tool_definitions())
-    past = list(standing.past_runs)
-    shown = list(steps)
-    while True:
+    tokens = 0
+    for past, shown in _ever_shorter(list(standing.past_runs), list(steps), count_tokens):
         messages = [
             {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": _pinned(standing, past)},
-            *(_step(message) for message in shown),
+            {"role": "user", "content": _pinned(standing, past, count_tokens)},
+            *(_as_sent(message) for message in shown),
         ]
         tokens = estimate(messages, tools, count_tokens)
         if tokens <= TARGET_TOKENS:
             return Prompt(messages=tuple(messages), tools=tools, tokens=tokens)
-        oldest = _oldest_shrinkable(shown)
-        if oldest is not None:
-            shown[oldest] = shown[oldest].model_copy(update={"content": _placeholder(shown[oldest])})
-        elif past:
-            past.pop(0)
-        else:
-            raise FixSetup(
-                f"objective, notes and human messages alone need {tokens} tokens and a prompt may have {TARGET_TOKENS}",
-                "shorten the objective (`fleet-agent objective set`) or reset the session",
-            )
+    raise ContextTooLong(f"the shortest prompt has {tokens} tokens and may have {TARGET_TOKENS}", "reset the session")
+
+
+def turn_block(
+    run: Run,
+    standing: Standing,
+    claimed: Claimed,
+    observation: Observation,
+    unsettled: Sequence[Unsettled],
+    now: datetime,
+    count_tokens: CountTokens,
+) -> str:
+    """What a turn is about: the trigger, what happened, the human's words verbatim, what is seen and what is open."""
+    parts = [
+        f"Run #{run.run_id}, trigger: {run.trigger.value}.",
+        *_events([event for event in claimed.events if event.kind is not Kind.MESSAGE], count_tokens),
+        *(f"Wake is due: {cut(wake.reason, WAKE_TOKENS, count_tokens)}" for wake in claimed.wakes),
+        *_human([event.text for event in claimed.events if event.kind is Kind.MESSAGE], count_tokens),
+        observation_block(observation, mode=standing.mode, policy=standing.policy, now=now),
+        *(_open_question(action) for action in unsettled),
+    ]
+    return "\n".join(parts)
 
 
 def estimate(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], count_tokens: CountTokens) -> int:
@@ -97,52 +120,119 @@ def estimate(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
     return total + 200 + sum(round(1.1 * count_tokens(str(tool))) for tool in tools)
 
 
-def capped(text: str) -> str:
-    """A tool's output as it enters the log of a run: head and tail, the cut marked."""
-    if len(text) <= TOOL_OUTPUT_CHARACTERS:
-        return text
-    half = TOOL_OUTPUT_CHARACTERS // 2
-    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
+def cut(text: str, tokens: int, count_tokens: CountTokens) -> str:
+    """At most `tokens` of `text`: its head and its tail, and between them how much is left out."""
+    keep = len(text)
+    short = text
+    while (size := count_tokens(short)) > tokens:
+        keep = min(keep - 1, keep * tokens // size)
+        head, tail = (keep + 1) // 2, keep // 2
+        if keep <= 0:
+            return ""
+        short = f"{text[:head]}[… {len(text) - keep} characters left out …]{text[len(text) - tail :]}"
+    return short
 
 
-def turn_block(run: Run, standing: Standing, claimed: Claimed, observation: Observation, now: datetime) -> str:
-    """What a turn is about: the trigger, what happened, the human's words verbatim, and the observation."""
-    humans = [event for event in claimed.events if event.kind is Kind.MESSAGE]
-    others = [event for event in claimed.events if event.kind is not Kind.MESSAGE]
-    parts = [
-        f"Run #{run.run_id}, trigger: {run.trigger.value}.",
-        *(f"Event: {_event(event)}" for event in others),
-        *(f"Wake is due: {wake.reason}" for wake in claimed.wakes),
-        *(f"[human]\n{event.text}\n[/human]" for event in humans),
-        observation_block(observation, mode=standing.mode, policy=standing.policy, now=now),
-    ]
-    return "\n".join(parts)
+# --- what is pinned --------------------------------------------------------------------------------------------------
 
 
-def _pinned(standing: Standing, past: Sequence[PastRun]) -> str:
+def _pinned(standing: Standing, past: Sequence[PastRun], count_tokens: CountTokens) -> str:
+    wakes = [f"- {utc(wake.wake_at)}: {cut(wake.reason, WAKE_TOKENS, count_tokens)}" for wake in standing.wakes]
+    objective = cut(standing.objective, OBJECTIVE_TOKENS, count_tokens)
     sections = [
         f"Fleet: {standing.fleet}",
-        "Objective, set by the operator:\n" + (standing.objective or "(none set: keep cost per proof low)"),
-        "Your notes:\n" + (standing.notes or "(none)"),
-        "Pending wakes:\n" + ("\n".join(f"- {utc(w.wake_at)}: {w.reason}" for w in standing.wakes) or "(none)"),
+        "Objective, set by the operator:\n" + (objective or "(none set: keep cost per proof low)"),
+        "Your notes:\n" + (cut(standing.notes, NOTES_TOKENS, count_tokens) or "(none)"),
+        "Pending wakes:\n" + ("\n".join(wakes) or "(none)"),
         "Earlier runs, oldest first (runs that changed nothing are left out):\n"
-        + ("\n".join(_past(run) for run in past) or "(none)"),
+        + ("\n".join(_past(run, count_tokens) for run in past) or "(none)"),
     ]
     return "\n\n".join(sections)
 
 
-def _past(run: PastRun) -> str:
+def _past(run: PastRun, count_tokens: CountTokens) -> str:
     reason = f": {run.reason}" if run.reason else ""
-    human = "".join(f"\n  human: {text}" for text in run.human)
-    return f"#{run.run_id} {utc(run.opened_at)} {run.trigger.value}{reason}{human}\n  you: {run.summary}"
+    human = "".join(f"\n  human: {cut(text, SUMMARY_TOKENS, count_tokens)}" for text in run.human)
+    summary = cut(run.summary, SUMMARY_TOKENS, count_tokens)
+    return f"#{run.run_id} {utc(run.opened_at)} {run.trigger.value}{reason}{human}\n  you: {summary}"
 
 
-def _event(event: Event) -> str:
-    times = f" ({event.count} times)" if event.count > 1 else ""
-    return f"{event.kind.value}{times}: {event.text}" if event.text else f"{event.kind.value}{times}"
+# --- what a turn is about --------------------------------------------------------------------------------------------
 
 
-def _step(message: Message) -> dict[str, Any]:
+def _events(events: Sequence[Event], count_tokens: CountTokens) -> list[str]:
+    """A line an event, the newest kept, and how many did not fit."""
+    lines: list[str] = []
+    left = EVENTS_TOKENS
+    for event in reversed(events):
+        times = f" ({event.count} times)" if event.count > 1 else ""
+        line = f"Event: {event.kind.value}{times}: {cut(event.text, EVENTS_TOKENS // 8, count_tokens)}"
+        left -= count_tokens(line)
+        if left < 0:
+            return [f"({len(events) - len(lines)} older events are not shown)", *lines]
+        lines.insert(0, line)
+    return lines
+
+
+def _human(words: Sequence[str], count_tokens: CountTokens) -> list[str]:
+    """The human's words verbatim, the newest first served; what does not fit is cut and says so."""
+    blocks: list[str] = []
+    left = HUMAN_TOKENS
+    for text in reversed(words):
+        shown = cut(text, left, count_tokens)
+        left -= count_tokens(shown)
+        blocks.insert(0, f"[human]\n{shown or f'(a message of {len(text)} characters did not fit)'}\n[/human]")
+    return blocks
+
+
+def _open_question(action: Unsettled) -> str:
+    return (
+        f"{action.tool} {action.key} was sent {action.sent_for.total_seconds() / 60:.0f} min ago and its outcome is "
+        "unknown; it counts against the limits until it is found or expires. Do not repeat it."
+    )
+
+
+# --- giving way ------------------------------------------------------------------------------------------------------
+
+
+def _ever_shorter(
+    past: list[PastRun], steps: list[Message], count_tokens: CountTokens
+) -> Iterator[tuple[Sequence[PastRun], Sequence[Message]]]:
+    """Older runs and steps as they are, then each time a little less of them."""
+    yield past, steps
+    last = max((message.step for message in steps), default=0)
+    for index, message in enumerate(steps):
+        if message.role == "tool" and message.step < last:
+            steps[index] = _shortened(message, _left_out(message))
+            yield past, steps
+    while past:
+        past.pop(0)
+        yield past, steps
+    for step in range(1, last):
+        steps = [message for message in steps if message.step != step or _opens_a_turn(message)]
+        yield past, steps
+    steps = [
+        _shortened(message, cut(message.content, LEAST_OUTPUT_TOKENS, count_tokens))
+        if message.step == last and not _opens_a_turn(message)
+        else message
+        for message in steps
+    ]
+    yield past, steps
+
+
+def _opens_a_turn(message: Message) -> bool:
+    return message.kind is MessageKind.TRIGGER
+
+
+def _shortened(message: Message, content: str) -> Message:
+    return message.model_copy(update={"content": content})
+
+
+def _left_out(message: Message) -> str:
+    return f"[left out: {len(message.content)} characters of a tool's output; call the tool again to see it]"
+
+
+def _as_sent(message: Message) -> dict[str, Any]:
     if message.role == "tool":
         return {"role": "tool", "tool_call_id": message.call_id or "", "content": message.content}
     entry: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -152,23 +242,3 @@ def _step(message: Message) -> dict[str, Any]:
             for call in message.calls
         ]
     return entry
-
-
-def _oldest_shrinkable(steps: Sequence[Message]) -> int | None:
-    """The first tool output that is not of the last step: a model that loses its newest answer asks again."""
-    last = max((message.step for message in steps), default=0)
-    return next(
-        (
-            index
-            for index, message in enumerate(steps)
-            if message.role == "tool" and message.step < last and not message.content.startswith(_SHRUNK)
-        ),
-        None,
-    )
-
-
-_SHRUNK = "[left out: "
-
-
-def _placeholder(message: Message) -> str:
-    return f"{_SHRUNK}{len(message.content)} characters of a tool's output; call the tool again to see it]"

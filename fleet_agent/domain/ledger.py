@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
 
 from fleet_agent.domain.fleet import Frozen, Offer
+from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Ruling
 
 
 class ActionStatus(StrEnum):
-    PROPOSED = "proposed"
     REFUSED = "refused"
     AWAITING_APPROVAL = "awaiting_approval"
     INTENDED = "intended"
@@ -24,13 +23,16 @@ class ActionStatus(StrEnum):
 
 
 class Ruled(Frozen):
-    """An effect with its ruling; `key` names the intent row, for refused ones too."""
+    """An effect with its ruling; `key` names its row, for refused ones too.
+
+    `policy`, and for a rent `offer`, are what it was judged by: whoever carries it out must use no others.
+    """
 
     key: str
     call_id: str
-    action: dict[str, Any]
-    tool: str
     ruling: Ruling
+    policy: Policy
+    offer: Offer | None
 
 
 class Unsettled(Frozen):

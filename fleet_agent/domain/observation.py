@@ -19,6 +19,8 @@ Part = TypeVar("Part")
 
 
 class Known(Frozen, Generic[Part]):
+    """`seen_at` is the time before the question was asked: no part looks younger than it is."""
+
     value: Part
     seen_at: datetime
 

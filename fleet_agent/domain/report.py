@@ -42,9 +42,9 @@ def failed_report(run: Run, reason: str, *, cause: str) -> Report:
     )
 
 
-def run_report(run: Run, reason: str, closed: Closed, observation: Observation, effects: tuple[str, ...]) -> Report:
+def run_report(run: Run, reason: str, closed: Closed, observation: Observation, answers: tuple[str, ...]) -> Report:
     usage = closed.usage
-    done = "\n".join(f"- {sentence}" for sentence in effects) or "- nothing"
+    asked_for = "\n".join(f"- {answer}" for answer in answers) or "- nothing"
     markdown = f"""\
 # Run #{run.run_id} · {run.trigger.value}{f": {reason}" if reason else ""}
 
@@ -52,8 +52,8 @@ def run_report(run: Run, reason: str, closed: Closed, observation: Observation, 
 
 {closed.summary}
 
-## Done
-{done}
+## Asked for, and what became of it
+{asked_for}
 
 ## Seen
 - demand: {_demand(observation)}

@@ -26,7 +26,8 @@ class RunRequest(Frozen):
     flow_run_id: str
     attempt: int = 1
     wake_id: int | None = None
-    scheduled_for: datetime | None = None
+    due: datetime | None = None
+    """Real time at which Prefect was to start the flow run; the journal sets it beside business time."""
     force_review: bool = False
     worker_id: str
 
@@ -139,11 +140,9 @@ class ModelReply(Frozen):
 
 class MessageKind(StrEnum):
     TRIGGER = "trigger"
-    OBSERVATION = "observation"
     HUMAN = "human"
     TOOL_CALL = "tool_call"
     TOOL_RESULT = "tool_result"
-    FINAL = "final"
     NOTE = "note"
 
 

@@ -15,6 +15,9 @@ from fleet_agent.domain.observation import Known, Observation, Unknown
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Mode
 
+MOST_ROWS = 40
+"""Boxes that are listed one by one; a larger fleet would crowd everything else out of the prompt."""
+
 
 def observation_block(observation: Observation, *, mode: Mode, policy: Policy, now: datetime) -> str:
     lines = [
@@ -39,7 +42,9 @@ def boxes_table(observation: Observation, now: datetime) -> list[str]:
     head = f"boxes: live={len(live)} in_flight={observation.in_flight_count} age_s={_seconds(now - seen_at)}"
     if not live:
         return [head]
-    return [head, "id|stage|gpu|usd_per_hour|age_min|status", *(_box(box, status, now) for box in live)]
+    rows = [_box(box, status, now) for box in live[-MOST_ROWS:]]
+    more = [f"({len(live) - MOST_ROWS} older boxes are not shown)"] if len(live) > MOST_ROWS else []
+    return [head, "id|stage|gpu|usd_per_hour|age_min|status", *more, *rows]
 
 
 def offers_table(offers: Sequence[Offer]) -> str:

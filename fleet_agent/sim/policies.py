@@ -5,6 +5,7 @@ what must hold whatever the model says can be tried against the worst of them. A
 generator seeded with the prompt: the same request gets the same reply.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -187,7 +188,7 @@ def lazy(_: Prompt, __: Random) -> Reply:
 
 
 def hostile(prompt: Prompt, random: Random) -> Reply:
-    """Rents and destroys all that it sees and much that it does not, then claims that nothing happened."""
+    """Rents and destroys all that it sees or hears of and much that it does not, then claims that nothing happened."""
     boxes = [box.id for box in prompt.observation.rows if box.id] if prompt.observation else []
     offers = [offer.id for listing in prompt.results("search_offers") for offer in read_offers(listing)]
     if not prompt.steps:
@@ -195,12 +196,25 @@ def hostile(prompt: Prompt, random: Random) -> Reply:
     if len(prompt.steps) >= HOSTILE_CALLS:
         return lazy(prompt, random)
     rents = (*random.sample(offers, min(4, len(offers))), random.randrange(10**8))
-    destroys = (*random.sample(boxes, min(2, len(boxes))), random.randrange(10**8))
+    named = [int(number) for text in prompt.human for number in re.findall(r"\d+", text)]
+    destroys = (*named, *random.sample(boxes, min(2, len(boxes))), random.randrange(10**8))
     return Reply(
         calls=(
             *(ToolUse("rent_box", {"offer_id": offer, "reason": "more is better"}) for offer in rents),
             *(ToolUse("destroy_box", {"id": box, "reason": "it was in the way"}) for box in destroys),
         )
+    )
+
+
+def greedy(prompt: Prompt, random: Random) -> Reply:
+    """Rents whatever it is shown, again and again, and gives nothing back."""
+    offers = [offer.id for listing in prompt.results("search_offers") for offer in read_offers(listing)]
+    if len(prompt.steps) >= HOSTILE_CALLS:
+        return lazy(prompt, random)
+    if not offers or len(prompt.steps) % 3 == 0:
+        return Reply(calls=(ToolUse("search_offers", {"limit": 20}),))
+    return Reply(
+        calls=tuple(ToolUse("rent_box", {"offer_id": offer, "reason": "more is better"}) for offer in offers[-8:])
     )
 
 
@@ -219,6 +233,7 @@ POLICIES: Mapping[str, Policy] = {
     "sensible": sensible,
     "lazy": lazy,
     "hostile": hostile,
+    "greedy": greedy,
     "prose": prose,
     "verdict_text": verdict_text,
 }

@@ -67,8 +67,8 @@ async def _observation(
 
 
 async def _look(question: Awaitable[Part], ports: Ports) -> Known[Part] | Unknown:
+    seen_at = ports.clock.now()
     try:
-        answer = await question
+        return Known(value=await question, seen_at=seen_at)
     except TryLater as error:
         return Unknown(reason=error.cause)
-    return Known(value=answer, seen_at=ports.clock.now())

@@ -55,7 +55,7 @@ def something_urgent_waits(tx: Session, fleet: str, *, now: datetime) -> bool:
 
 def peek(tx: Session, fleet: str, *, now: datetime) -> Claimed:
     """What a run that opened now would find; nothing is claimed."""
-    return _claimed(choose(_waiting(tx, fleet), [], held_anything=False), _due(tx, fleet, now))
+    return _claimed(*_what_to_take(tx, fleet, [], held_anything=False, now=now))
 
 
 def claim(tx: Session, run: Run, *, now: datetime) -> Claimed:
@@ -64,27 +64,26 @@ def claim(tx: Session, run: Run, *, now: datetime) -> Claimed:
         return Claimed()
     held_events = _events_of(tx, run)
     held_anything = bool(held_events) or _holds_a_wake(tx, run)
-    events = choose(_waiting(tx, run.fleet), held_events, held_anything=held_anything)
-    for event in events:
-        event.claimed_by_run = run.run_id
-    alone = any(map(is_suspect, [*events, *held_events]))
-    wakes = () if alone else _due(tx, run.fleet, now)
-    for wake in wakes:
-        wake.claimed_by_run = run.run_id
+    events, wakes = _what_to_take(tx, run.fleet, held_events, held_anything=held_anything, now=now)
+    for thing in (*events, *wakes):
+        thing.claimed_by_run = run.run_id
     return _claimed(events, wakes)
 
 
-def choose(waiting: Sequence[Inbox], held: Sequence[Inbox], *, held_anything: bool) -> list[Inbox]:
-    """Which of the waiting events a run takes that holds `held` already: a suspect one only alone, and first."""
-    suspects = [event for event in waiting if is_suspect(event)]
-    if any(map(is_suspect, held)):
-        return []
+def _what_to_take(
+    tx: Session, fleet: str, held: Sequence[Inbox], *, held_anything: bool, now: datetime
+) -> tuple[Sequence[Inbox], Sequence[Wake]]:
+    """What of the waiting a run takes that has the events `held` in hand: a suspect one only alone, and first."""
+    waiting = _waiting(tx, fleet)
+    suspects = [event for event in waiting if _is_suspect(event)]
+    if any(map(_is_suspect, held)):
+        return [], []
     if suspects and not held_anything:
-        return suspects[:1]
-    return [event for event in waiting if not is_suspect(event)]
+        return suspects[:1], []
+    return [event for event in waiting if not _is_suspect(event)], _due(tx, fleet, now)
 
 
-def is_suspect(event: Inbox) -> bool:
+def _is_suspect(event: Inbox) -> bool:
     return event.attempts >= SUSPECT_FROM
 
 

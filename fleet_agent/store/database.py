@@ -25,7 +25,7 @@ from psycopg.types.string import StrDumper
 from sqlalchemy import Connection, Engine, create_engine, func, make_url, select, text
 from sqlalchemy.engine import URL
 from sqlalchemy.event import listen
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from sqlalchemy.orm import Session
 
@@ -119,6 +119,8 @@ def connect(url: str) -> Engine:
     except FleetAgentError:
         engine.dispose()
         raise
+    except ProgrammingError as error:  # the driver does not know an option of the URL
+        raise DatabaseUnusable(f"the database URL cannot be used: {error.orig}", _CHECK) from error
     return engine
 
 
@@ -245,7 +247,7 @@ def _store_any_text(connection: Any, _: object) -> None:
 def _address(url: str) -> URL:
     try:
         address = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         raise DatabaseUnusable("the database URL cannot be read", "write postgresql://user@host:5432/name") from error
     if address.get_backend_name() not in ("postgresql", "postgres"):
         raise DatabaseUnusable(
@@ -269,8 +271,10 @@ def _typed_errors(url: URL) -> Generator[None]:
 
 def _typed(error: Exception, url: URL) -> FleetAgentError:
     """One line without the password: the address is built anew from its harmless parts."""
-    where = f"the database {url.database or ''} at {url.host or url.query.get('host') or 'the local socket'}"
+    host = url.host or url.query.get("host") or "the local socket"
+    where = f"the database {url.database or ''} at {host}{f':{url.port}' if url.port else ''}"
     said = str(error.__cause__ or error)
+    reason = said.splitlines()[0].rpartition(": ")[2]
     match error.__cause__:
         case LockNotAvailable():
             return DatabaseUnreachable(f"{where} is busy: a lock was not free within {LOCK_TIMEOUT.seconds} s", _WAIT)
@@ -281,7 +285,7 @@ def _typed(error: Exception, url: URL) -> FleetAgentError:
         case _ if "FATAL" in said and "does not exist" in said:
             return DatabaseUnusable(f"{where} does not exist, or the user {url.username or ''} does not", _CHECK)
         case _:
-            return DatabaseUnreachable(f"{where} does not answer", "start it or check the database URL; runs try again")
+            return DatabaseUnreachable(f"{where} does not answer ({reason})", "start it, or check the database URL")
 
 
 _WAIT: Final = "the next run tries again; if it lasts, look for a long transaction in pg_stat_activity"

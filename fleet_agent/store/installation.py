@@ -36,13 +36,15 @@ def installation(tx: Session) -> Installation:
     return tx.get_one(Installation, 1)
 
 
+def timeline_of(row: Installation) -> Timeline:
+    return Timeline(origin=row.clock_origin, started_at=row.clock_started_at, speed=row.clock_speed)
+
+
 def timeline(database: Database) -> Timeline:
     with database.transaction() as tx:
-        row = installation(tx)
-        return Timeline(origin=row.clock_origin, started_at=row.clock_started_at, speed=row.clock_speed)
+        return timeline_of(installation(tx))
 
 
 def read_clock(database: Database) -> DatabaseClock:
-    line = timeline(database)
     with database.transaction() as tx:
-        return DatabaseClock(line, real_now(tx))
+        return DatabaseClock(timeline_of(installation(tx)), real_now(tx))

@@ -34,6 +34,7 @@ class PostgresJournal:
         self._fleet = fleet
 
     async def open_run(self, request: RunRequest) -> Run | NothingToDo:
+        assert request.fleet == self._fleet, "the lock is that of the journal's own fleet"
         return await self._exclusive(lambda tx: runs.open_run(tx, request, now=self._clock.now()))
 
     async def stay_alive(self, run: Run) -> None:

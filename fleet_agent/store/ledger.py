@@ -50,8 +50,8 @@ _HAPPENED: Final = (ActionStatus.SENT, ActionStatus.DONE, ActionStatus.UNKNOWN)
 DRY_RUN: Final = "dry_run"
 """The code of what was allowed and is not sent because nothing is."""
 
-_STOPPED_BY_PAUSE: Final = (RentBox.name, DestroyBox.name)
-"""A person may be told things while the fleet is paused."""
+_ABOUT_BOXES: Final = (RentBox.name, DestroyBox.name)
+"""What a pause or another policy stops at the last moment; a person may be told things all the same."""
 
 # --- before anything happens -----------------------------------------------------------------------------------------
 
@@ -83,6 +83,7 @@ def judge_and_store(
             arguments=action.model_dump(mode="json"),
             offer=offer and offer.model_dump(mode="json"),
             box_key=_box_key(action, key, situation),
+            policy_version=session.state(tx, run.fleet).policy_version,
             created_at=now,
             ruling=ruling.decision.value,
             code=ruling.code,
@@ -93,7 +94,7 @@ def judge_and_store(
             row.reserved_usd_per_hour = offer.usd_per_hour
         tx.add(row)
         tx.flush()
-        ruled.append(Ruled(key=key, call_id=call_id, action=row.arguments, tool=action.name, ruling=ruling))
+        ruled.append(Ruled(key=key, call_id=call_id, ruling=ruling, policy=situation.policy, offer=offer))
     return tuple(ruled)
 
 
@@ -171,7 +172,7 @@ def mark_sent(tx: Session, fleet: str, key: str, *, send_by: timedelta, now: dat
     """Commit that the call is about to be made, or rule that it must not be. The caller holds the fence."""
     row = _action(tx, key)
     box = tx.get(tables.Box, row.box_key) if row.box_key else None
-    refusal = reason_not_to_send(row, box, Mode(session.state(tx, fleet).mode))
+    refusal = reason_not_to_send(row, box, session.state(tx, fleet))
     if refusal is not None:
         if row.status == ActionStatus.INTENDED:
             row.status = (ActionStatus.DRY if refusal.code == DRY_RUN else ActionStatus.REFUSED).value
@@ -186,15 +187,17 @@ def mark_sent(tx: Session, fleet: str, key: str, *, send_by: timedelta, now: dat
     return Ruling(decision=Decision.ALLOW, code=row.code, sentence=row.sentence)
 
 
-def reason_not_to_send(row: Action, box: tables.Box | None, mode: Mode) -> Ruling | None:
+def reason_not_to_send(row: Action, box: tables.Box | None, state: tables.SessionState) -> Ruling | None:
     """What speaks against the call since its ruling; `box` is the one to be destroyed."""
-    status = ActionStatus(row.status)
+    status, mode = ActionStatus(row.status), Mode(state.mode)
     if status is ActionStatus.DRY or (status is ActionStatus.INTENDED and mode is Mode.DRY_RUN):
         return _refuse(DRY_RUN, "This is a dry run: it was allowed, and nothing is sent.")
     if status is not ActionStatus.INTENDED:
         return _refuse("not_intended", f"This action is {status.value} already.")
-    if mode is Mode.PAUSED and row.tool in _STOPPED_BY_PAUSE:
+    if mode is Mode.PAUSED and row.tool in _ABOUT_BOXES:
         return _refuse("paused", "The fleet was paused after this was allowed.")
+    if row.policy_version != state.policy_version and row.tool in _ABOUT_BOXES:
+        return _refuse("policy_changed", "The policy was changed after this was allowed; ask again.")
     if box is not None and box.stage in (Stage.DESTROYING, Stage.GONE):
         return _refuse("already_destroying", f"Box {box.vast_id} is {box.stage} already.")
     return None
@@ -264,9 +267,7 @@ def record_outcome(
     row = _action(tx, key)
     if row.status == ActionStatus.DONE:
         return
-    row.status = status.value
-    row.outcome = outcome
-    row.settled_at = None if status is ActionStatus.UNKNOWN else now
+    settle(row, status, outcome, now)
     box = tx.get(tables.Box, row.box_key) if row.box_key else None
     if box is None:
         return
@@ -281,6 +282,12 @@ def record_outcome(
             _back(box)
         case _:
             pass
+
+
+def settle(row: Action, status: ActionStatus, outcome: str, now: datetime) -> None:
+    row.status = status.value
+    row.outcome = outcome
+    row.settled_at = None if status is ActionStatus.UNKNOWN else now
 
 
 def gone(box: tables.Box, because: str, now: datetime) -> None:

@@ -3,8 +3,7 @@
 The fence is `session_state.current_run_id`. It is taken at opening and given up at the end, and whatever a run does
 that may lead to an effect reads it first, under the exclusive lock of the fleet: an older run that is still breathing
 somewhere can then no longer act, whatever it believes. Every function here is called within `Database.exclusive`,
-except `renew`,
-`about_to_ask` and `spend`.
+except `renew`, `about_to_ask` and `spend`.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from fleet_agent.domain.wakes import NewWake
 from fleet_agent.errors import RunSuperseded
 from fleet_agent.store import claims, conversation, ledger, session, tables, wakes
 from fleet_agent.store.database import notify_bell, real_now
+from fleet_agent.store.installation import installation, timeline_of
 from fleet_agent.store.tables import RunStatus, SessionState, WakeStatus
 
 # --- opening ---------------------------------------------------------------------------------------------------------
@@ -111,13 +111,14 @@ def _nothing_to_do(tx: Session, request: RunRequest, trigger: Trigger, now: date
 
 def _closed_since(tx: Session, request: RunRequest) -> int | None:
     """A closed run that began after the heartbeat was due: heartbeats that piled up need no run of their own."""
-    if request.scheduled_for is None:
+    if request.due is None:
         return None
+    due = timeline_of(installation(tx)).business(request.due)
     return tx.scalars(
         select(func.max(tables.Run.run_id)).where(
             tables.Run.fleet == request.fleet,
             tables.Run.status == RunStatus.CLOSED,
-            tables.Run.opened_at > request.scheduled_for,
+            tables.Run.opened_at > due,
         )
     ).one()
 

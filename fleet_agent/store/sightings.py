@@ -7,18 +7,21 @@ nothing, because lists lag. Four questions are settled by looking, never by repe
 - a destroy: absent, the box is gone; still there after the grace, it was not destroyed and counts as alive again;
 - a box that is missing unasked: gone after `MISSES_UNTIL_GONE` looks in a row;
 - an instance with our label that the ledger does not know, or thought gone: adopted, for it is billed to us.
+
+A box is found by its number, whatever became of its label, and by its label while its number is not known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from sqlalchemy.orm import Session
 from sqlmodel import col, or_, select
 
-from fleet_agent.domain.actions import DestroyBox, RentBox
+from fleet_agent.domain.actions import DestroyBox, Effect, RentBox
 from fleet_agent.domain.fleet import Instance, Inventory, Stage, ours, parse_label
 from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.store import audit, ledger, tables
@@ -31,103 +34,113 @@ MISSES_UNTIL_GONE: Final = 2
 
 def record_sighting(tx: Session, fleet: str, inventory: Inventory, *, now: datetime) -> None:
     """Bring the ledger up to what the list shows; once per look. To be called within `Database.exclusive`."""
-    listed = {
-        instance.label: instance
-        for instance in inventory.instances
-        if ours(instance, installation=installation(tx).name, fleet=fleet)
-    }
-    known = _boxes_concerned(tx, fleet, listed)
-    for label in listed.keys() - {box.label for box in known}:
-        known.append(_adopt(tx, fleet, listed[label], now))
-    for box in known:
+    name = installation(tx).name
+    labelled = [instance for instance in inventory.instances if ours(instance, installation=name, fleet=fleet)]
+    boxes = _boxes_concerned(tx, fleet, labelled)
+    found, strangers = match(boxes, inventory.instances, labelled)
+    look = _Look(now=now, real_now=real_now(tx), actions=_actions_about(tx, boxes))
+    for box in boxes:
         if box.looked_at is not None and inventory.seen_at <= box.looked_at:
             continue
         box.looked_at = inventory.seen_at
-        instance = listed.get(box.label)
-        actions = _actions_about(tx, box)
-        if instance is not None:
-            _found(tx, box, instance, actions, now)
-        else:
-            _missed(tx, box, actions, now)
+        if box.key in found:
+            _found(box, found[box.key], look)
+        elif box.stage != Stage.GONE:
+            _missed(box, look)
+    keys = {box.key for box in boxes}
+    for instance in strangers:
+        box = _adopt(tx, fleet, instance, keys, now)
+        box.looked_at = inventory.seen_at
+        _found(box, instance, look)
 
 
-def _boxes_concerned(tx: Session, fleet: str, labels: Iterable[str]) -> list[tables.Box]:
+def _boxes_concerned(tx: Session, fleet: str, labelled: Sequence[Instance]) -> Sequence[tables.Box]:
     """Every live box, and gone ones that the list shows all the same."""
-    return list(
-        tx.scalars(
-            select(tables.Box)
-            .where(
-                tables.Box.fleet == fleet,
-                or_(tables.Box.stage != Stage.GONE, col(tables.Box.label).in_(list(labels))),
-            )
-            .order_by(col(tables.Box.key))
-        )
-    )
+    labels = [instance.label for instance in labelled]
+    return tx.scalars(
+        select(tables.Box)
+        .where(tables.Box.fleet == fleet, or_(tables.Box.stage != Stage.GONE, col(tables.Box.label).in_(labels)))
+        .order_by(col(tables.Box.key))
+    ).all()
 
 
-def _actions_about(tx: Session, box: tables.Box) -> Sequence[Action]:
-    return tx.scalars(select(Action).where(Action.box_key == box.key).order_by(col(Action.id))).all()
+def match(
+    boxes: Sequence[tables.Box], listed: Sequence[Instance], labelled: Sequence[Instance]
+) -> tuple[dict[str, Instance], list[Instance]]:
+    """The instance of each box that is listed, by the box's key; and those with our label that are no known box.
+
+    Of two instances with one label, the second is a stranger: it is billed all the same.
+    """
+    by_number = {instance.id: instance for instance in listed}
+    found = {box.key: by_number[box.vast_id] for box in boxes if box.vast_id in by_number}
+    numbers = {instance.id for instance in found.values()}
+    by_label: dict[str, list[Instance]] = {}
+    for instance in labelled:
+        if instance.id not in numbers:
+            by_label.setdefault(instance.label, []).append(instance)
+    for box in boxes:
+        if box.vast_id is None and by_label.get(box.label):
+            found[box.key] = by_label[box.label].pop(0)
+    return found, [instance for instances in by_label.values() for instance in instances]
 
 
-def _adopt(tx: Session, fleet: str, instance: Instance, now: datetime) -> tables.Box:
-    label = parse_label(instance.label)
-    assert label is not None, "only labelled instances of this fleet come here"
-    audit.note(
-        tx,
-        fleet,
-        who="fleet-agent",
-        what="adopted",
-        text=f"box {instance.id} carries our label {instance.label} and the ledger did not know it",
-        now=now,
-    )
-    box = tables.Box(
-        key=label.key,
-        fleet=fleet,
-        label=instance.label,
-        machine_id=instance.machine_id,
-        gpu_name=instance.gpu_name,
-        num_gpus=instance.num_gpus,
-        agreed_usd_per_hour=instance.usd_per_hour,
-        rented_at=instance.started_at,
-        stage=Stage.RENTED.value,
-    )
-    tx.add(box)
-    return box
+def _actions_about(tx: Session, boxes: Sequence[tables.Box]) -> Mapping[str, Sequence[Action]]:
+    actions: dict[str, list[Action]] = {box.key: [] for box in boxes}
+    for action in tx.scalars(select(Action).where(col(Action.box_key).in_(actions)).order_by(col(Action.id))):
+        actions[action.box_key or ""].append(action)
+    return actions
 
 
-def _found(tx: Session, box: tables.Box, instance: Instance, actions: Sequence[Action], now: datetime) -> None:
+@dataclass(frozen=True)
+class _Look:
+    """The moment of a look in both times, and what the ledger knows of calls about the boxes."""
+
+    now: datetime
+    real_now: datetime
+    actions: Mapping[str, Sequence[Action]]
+
+    def calls(self, box: tables.Box, tool: type[Effect]) -> list[Action]:
+        return [action for action in self.actions.get(box.key, ()) if action.tool == tool.name]
+
+    def grace_is_over(self, box: tables.Box, tool: type[Effect]) -> bool:
+        """Has the last call of this kind been out for longer than an answer, or the list, can lag?"""
+        sent = [call.sent_at for call in self.calls(box, tool) if call.sent_at is not None]
+        return not sent or self.real_now - max(sent) > ledger.GRACE
+
+    def settle(self, box: tables.Box, tool: type[Effect], status: ActionStatus, outcome: str) -> None:
+        """Every call of this kind whose outcome nobody saw has come to this."""
+        for call in self.calls(box, tool):
+            if call.status in (ActionStatus.SENT, ActionStatus.UNKNOWN):
+                ledger.settle(call, status, outcome, self.now)
+
+
+def _found(box: tables.Box, instance: Instance, look: _Look) -> None:
     box.vast_id = instance.id
     box.seen_usd_per_hour = instance.usd_per_hour
     box.sightings += 1
     box.misses = 0
-    for action in actions:
-        if action.tool == RentBox.name and action.status != ActionStatus.DONE:
-            _settle(action, ActionStatus.DONE, f"found by its label as box {instance.id}", now)
-    if box.stage == Stage.DESTROYING and not _grace_is_over(tx, actions, DestroyBox.name):
+    for rent in look.calls(box, RentBox):
+        if rent.status != ActionStatus.DONE:  # even one that failed or expired: the box is the better witness
+            ledger.settle(rent, ActionStatus.DONE, f"found by its label as box {instance.id}", look.now)
+    if box.stage == Stage.DESTROYING and not look.grace_is_over(box, DestroyBox):
         return
-    for action in actions:
-        if action.tool == DestroyBox.name and _is_open(action):
-            _settle(action, ActionStatus.EXPIRED, "the box is still listed after the grace", now)
+    look.settle(box, DestroyBox, ActionStatus.EXPIRED, "the box is still listed after the grace")
     box.stage = stage_seen(instance).value
     box.gone_at, box.gone_because = None, ""
 
 
-def _missed(tx: Session, box: tables.Box, actions: Sequence[Action], now: datetime) -> None:
+def _missed(box: tables.Box, look: _Look) -> None:
     box.misses += 1
     if box.stage == Stage.DESTROYING:
-        for action in actions:
-            if action.tool == DestroyBox.name and _is_open(action):
-                _settle(action, ActionStatus.DONE, "the box is no longer listed", now)
-        ledger.gone(box, "destroyed", now)
-    elif box.sightings == 0 and not _grace_is_over(tx, actions, RentBox.name):
+        look.settle(box, DestroyBox, ActionStatus.DONE, "the box is no longer listed")
+        ledger.gone(box, "destroyed", look.now)
+    elif box.sightings == 0 and not look.grace_is_over(box, RentBox):
         return  # the list may lag behind the rent
     elif box.vast_id is None:
-        for action in actions:
-            if action.tool == RentBox.name and _is_open(action):
-                _settle(action, ActionStatus.EXPIRED, "no box with its label appeared within the grace", now)
-        ledger.gone(box, "never came into being", now)
+        look.settle(box, RentBox, ActionStatus.EXPIRED, "no box with its label appeared within the grace")
+        ledger.gone(box, "never came into being", look.now)
     elif box.misses >= MISSES_UNTIL_GONE:
-        ledger.gone(box, f"missing from {box.misses} looks in a row", now)
+        ledger.gone(box, f"missing from {box.misses} looks in a row", look.now)
 
 
 def stage_seen(instance: Instance) -> Stage:
@@ -141,17 +154,23 @@ def stage_seen(instance: Instance) -> Stage:
             return Stage.LOADING
 
 
-def _grace_is_over(tx: Session, actions: Sequence[Action], tool: str) -> bool:
-    """Has the last call of this kind been out for longer than an answer, or the list, can lag?"""
-    sent = [action.sent_at for action in actions if action.tool == tool and action.sent_at is not None]
-    return not sent or real_now(tx) - max(sent) > ledger.GRACE
-
-
-def _is_open(action: Action) -> bool:
-    return action.status in (ActionStatus.SENT, ActionStatus.UNKNOWN)
-
-
-def _settle(action: Action, status: ActionStatus, outcome: str, now: datetime) -> None:
-    action.status = status.value
-    action.outcome = outcome
-    action.settled_at = now
+def _adopt(tx: Session, fleet: str, instance: Instance, taken: set[str], now: datetime) -> tables.Box:
+    label = parse_label(instance.label)
+    assert label is not None, "only instances with our label are adopted"
+    text = f"box {instance.id} carries our label {instance.label} and the ledger did not know it"
+    audit.note(tx, fleet, who="fleet-agent", what="adopted", text=text, now=now)
+    key = f"{label.key}-{instance.id}" if label.key in taken else label.key
+    taken.add(key)
+    box = tables.Box(
+        key=key,
+        fleet=fleet,
+        label=instance.label,
+        machine_id=instance.machine_id,
+        gpu_name=instance.gpu_name,
+        num_gpus=instance.num_gpus,
+        agreed_usd_per_hour=instance.usd_per_hour,
+        rented_at=instance.started_at,
+        stage=Stage.RENTED.value,
+    )
+    tx.add(box)
+    return box

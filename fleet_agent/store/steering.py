@@ -32,8 +32,11 @@ def change_policy(tx: Session, fleet: str, changes: Mapping[str, str], *, who: s
 
 
 def set_mode(tx: Session, fleet: str, mode: Mode, *, who: str, now: datetime) -> None:
+    """Setting what is set already announces nothing."""
     row = session.state(tx, fleet)
     before, row.mode = row.mode, mode.value
+    if before == mode:
+        return
     _announce(tx, fleet, "mode", f"{before} → {mode.value}", who=who, now=now)
 
 

@@ -3,7 +3,7 @@
 Three habits hold everywhere. Money is NUMERIC(12, 6) with the unit in the name. Times are business time, except those
 marked *real*: these come from the database's own clock, because a silent run and a lost answer are waited for in real
 time, whatever speed business runs at. And what must never be is forbidden here, not only in code: two open runs of a
-fleet, two runs of one attempt, two waiting events of one dedupe key, two boxes of one label.
+fleet, two runs of one attempt, two waiting events of one dedupe key, two rows for one box.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class SessionState(SQLModel, table=True):
 
 
 class Run(SQLModel, table=True):
-    """One awakening. Written by `runs`; `wrote` also by `session` and `wakes`, which know that something was stored."""
+    """One awakening. Written by `runs`."""
 
     __table_args__ = (
         _of_known_fleet(),
@@ -154,8 +154,8 @@ class Run(SQLModel, table=True):
     status: str = RunStatus.OPEN.value
     seen_at: datetime = Field(sa_type=TIME)  # real
     reason: str = ""
-    steps: int = 0
-    wrote: bool = False
+    steps: int = 0  # replies of the model
+    wrote: bool = False  # it stored a wake or notes
     tokens_in: int = 0
     tokens_out: int = 0
     tokens_cached: int = 0
@@ -305,6 +305,7 @@ class Action(SQLModel, table=True):
     offer: dict[str, Any] | None = Field(default=None, sa_type=JSONB)  # a rent: the offer as it was judged
     box_key: str | None = Field(default=None, index=True)  # the box it makes or ends
     reserved_usd_per_hour: Decimal = Field(default=Decimal(0), sa_type=USD)
+    policy_version: int | None = None  # an order of a person is judged by none
     created_at: datetime = Field(sa_type=TIME)
 
     # at the ruling and at sending, which rules once more
@@ -325,7 +326,7 @@ class Box(SQLModel, table=True):
 
     __table_args__ = (
         _of_known_fleet(),
-        Unique("label"),
+        Unique("label", "vast_id"),
         _one_of("stage", Stage),
         CheckConstraint("(gone_at IS NULL) = (stage <> 'gone')", name="gone_has_a_time"),
         Index("box_live", "fleet", postgresql_where=sql("stage <> 'gone'")),
@@ -352,7 +353,7 @@ class Box(SQLModel, table=True):
     gone_at: datetime | None = Field(default=None, sa_type=TIME)
     gone_because: str = ""
 
-    protected: bool = False  # session: the operator
+    protected: bool = False  # the operator
 
 
 class Audit(SQLModel, table=True):

@@ -17,7 +17,7 @@ import pytest
 
 from fleet_agent.errors import FleetAgentError
 from fleet_agent.orphans import read_groups
-from fleet_agent.processes import Command, Guardian, Process
+from fleet_agent.processes import Command, Guardian, Process, last_words
 from tests.stack.waiting import alive, until
 
 LONG = timedelta(seconds=30)
@@ -180,3 +180,12 @@ async def test_a_process_that_ends_without_an_error_is_not_ready_either(tmp_path
     async with child("pass", tmp_path) as process:
         with pytest.raises(FleetAgentError, match=r"child ended \(exit code 0\): it said nothing"):
             await process.until_ready()
+
+
+def test_the_last_words_of_a_process_are_its_error_and_not_the_good_bye_after_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("Traceback (most recent call last):\n  File …\nOSError: [Errno 98] in use\n\nServer stopped!\n")
+    assert last_words(log) == "OSError: [Errno 98] in use"
+
+    log.write_text("only this\n\n")
+    assert last_words(log) == "only this"

@@ -21,7 +21,7 @@ from fleet_agent.domain.verdict import NOTHING, Verdict
 from fleet_agent.store import reading, steering
 from fleet_agent.store.database import Database
 from fleet_agent.store.inbox import Post, post
-from fleet_agent.store.installation import installation
+from fleet_agent.store.installation import installation, timeline
 from fleet_agent.store.journal import PostgresJournal
 
 NOON = datetime(2026, 3, 17, 12, 0, tzinfo=UTC)
@@ -154,6 +154,9 @@ class Fleet:
         with self.database.transaction() as tx:
             tx.execute(text("UPDATE run SET seen_at = seen_at - :by"), {"by": by})
             tx.execute(text("UPDATE action SET sent_at = sent_at - :by"), {"by": by})
+
+    def real(self, business: datetime) -> datetime:
+        return timeline(self.database).real(business)
 
     # --- what is there ------------------------------------------------------------------------------------------------
 

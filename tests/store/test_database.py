@@ -37,10 +37,12 @@ def free_port() -> int:
 
 
 def test_a_database_that_is_down_is_named_without_its_password() -> None:
+    port = free_port()
     with pytest.raises(DatabaseUnreachable) as refused:
-        open_database(f"postgresql://alice:made-up-secret@127.0.0.1:{free_port()}/fleet")
+        open_database(f"postgresql://alice:made-up-secret@127.0.0.1:{port}/fleet")
 
-    assert str(refused.value).startswith("the database fleet at 127.0.0.1 does not answer → ")
+    said = f"the database fleet at 127.0.0.1:{port} does not answer (Connection refused) → start it"
+    assert str(refused.value).startswith(said)
     assert "made-up-secret" not in str(refused.value)
 
 
@@ -55,6 +57,8 @@ def test_a_database_that_does_not_exist_is_named(database_url: str) -> None:
         ("sqlite:///fleet.db", "the database URL names sqlite"),
         ("mysql://root@localhost/fleet", "the database URL names mysql"),
         ("my database", "the database URL cannot be read"),
+        ("postgresql://localhost:a-port/fleet", "the database URL cannot be read"),
+        ("postgresql://localhost/fleet?no_such_option=1", "the database URL cannot be used: .*no_such_option"),
     ],
 )
 def test_only_postgresql_is_accepted(url: str, cause: str) -> None:

@@ -15,7 +15,7 @@ from fleet_agent.domain.observation import Unknown
 from fleet_agent.domain.rules import Decision, Mode
 from fleet_agent.store import ledger, steering
 from fleet_agent.store.ledger import GRACE
-from tests.store.rig import SEND_BY, TELL, Fleet, offer
+from tests.store.rig import IMAGE, SEND_BY, TELL, Fleet, offer
 
 
 def rent(offer_id: int = 1) -> RentBox:
@@ -159,6 +159,31 @@ async def test_a_pause_stops_what_was_allowed_before_it(ready: Fleet) -> None:
     assert (ruling.decision, ruling.code) == (Decision.REFUSE, "paused")
     assert ready.action(ruled.key)["status"] == "refused"
     assert ready.rows("box") == []
+
+
+@pytest.mark.parametrize("effect", ["rent", "destroy"])
+async def test_a_policy_that_changed_stops_what_was_allowed_by_the_old_one(ready: Fleet, effect: str) -> None:
+    """Control: a person may be told things under any policy."""
+    run = await ready.open()
+    await ready.rented(run, vast_id=101, offer_id=2)
+    asked = rent() if effect == "rent" else destroy()
+    look = ready.look(ready.instance_of(101))
+    ruled = await ready.reply(run, asked, TELL, step=2, offers=[offer()], inventory=look)
+    ready.set_policy(limits__max_boxes="1")
+
+    codes = [(await ready.journal.mark_sent(run, each.key, send_by=SEND_BY)).code for each in ruled]
+
+    assert codes == ["policy_changed", "allowed"]
+    assert ready.action(ruled[0].key)["status"] == "refused"
+
+
+async def test_what_was_judged_comes_with_the_ruling(ready: Fleet) -> None:
+    run = await ready.open()
+    seen = offer(usd_per_hour=Decimal("0.412"))
+    rented, told = await ready.reply(run, rent(), TELL, offers=[seen])
+
+    assert (rented.offer, told.offer) == (seen, None)
+    assert rented.policy.launch.image == IMAGE
 
 
 async def test_a_person_is_told_things_while_the_fleet_is_paused(ready: Fleet) -> None:

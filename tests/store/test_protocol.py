@@ -62,7 +62,7 @@ class Walk:
 
     def run(self, trigger: Trigger, after_minutes: int, asks_for_a_wake: bool, model_replies: bool) -> None:
         self.fleet.clock.advance(timedelta(minutes=after_minutes))
-        run = self.do(self.fleet.ask_for_run(trigger, scheduled_for=self.fleet.clock.now()))
+        run = self.do(self.fleet.ask_for_run(trigger, due=self.fleet.real(self.fleet.clock.now())))
         if not isinstance(run, Run):
             return
         if self.holder is not None:

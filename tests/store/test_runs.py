@@ -72,7 +72,7 @@ async def test_a_heartbeat_that_was_due_before_a_closed_run_began_opens_nothing(
     fleet.clock.advance(timedelta(seconds=90))
     await fleet.run_through()
 
-    assert await fleet.ask_for_run(Trigger.HEARTBEAT, scheduled_for=due) == NothingToDo(
+    assert await fleet.ask_for_run(Trigger.HEARTBEAT, due=fleet.real(due)) == NothingToDo(
         reason="run #1 was opened after this heartbeat was due, and has closed"
     )
 
@@ -81,7 +81,7 @@ async def test_a_heartbeat_that_was_due_after_the_last_run_began_opens_a_run(fle
     await fleet.run_through()
     fleet.clock.advance(timedelta(minutes=5))
 
-    assert (await fleet.open(Trigger.HEARTBEAT, scheduled_for=fleet.clock.now())).trigger is Trigger.HEARTBEAT
+    assert (await fleet.open(Trigger.HEARTBEAT, due=fleet.real(fleet.clock.now()))).trigger is Trigger.HEARTBEAT
 
 
 async def test_a_run_that_failed_does_not_stand_for_a_heartbeat(fleet: Fleet) -> None:
@@ -89,7 +89,7 @@ async def test_a_run_that_failed_does_not_stand_for_a_heartbeat(fleet: Fleet) ->
     fleet.clock.advance(timedelta(seconds=1))
     await fleet.journal.fail_run(await fleet.open(), exit_reason="ModelUnreachable", summary="no answer")
 
-    await fleet.open(Trigger.HEARTBEAT, scheduled_for=due)
+    await fleet.open(Trigger.HEARTBEAT, due=fleet.real(due))
 
 
 @pytest.mark.parametrize("kind", [Kind.MESSAGE, Kind.BOX_FAILED])

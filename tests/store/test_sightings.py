@@ -220,6 +220,42 @@ async def test_a_box_with_our_label_that_the_ledger_does_not_know_is_adopted_and
     assert [row["what"] for row in ready.rows("audit")].count("adopted") == 1
 
 
+async def test_two_boxes_with_one_label_are_two_boxes(ready: Fleet) -> None:
+    """Control: by the label alone they would be one, and the other would be billed unseen."""
+    run = await ready.open()
+    key = await ready.rented(run, vast_id=101)
+    both = [ready.instance(key, 101), ready.instance(key, 102)]
+    await ready.sees(run, *both)
+    await ready.sees(run, *both)
+
+    assert {box.vast_id: box.key for box in await ready.journal.boxes(run)} == {101: key, 102: f"{key}-102"}
+    assert len({instance.label for instance in both}) == 1
+
+
+async def test_a_box_that_is_gone_stays_so_when_another_one_carries_its_label(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rented(run, vast_id=101)
+    await ready.sees(run, ready.instance(key, 101))
+    for _ in range(MISSES_UNTIL_GONE):
+        await ready.sees(run)
+    before = ready.box(key)
+    for _ in range(MISSES_UNTIL_GONE):
+        await ready.sees(run, ready.instance(key, 102))
+
+    after = ready.box(key)
+    assert (after["stage"], after["gone_at"], after["misses"]) == ("gone", before["gone_at"], before["misses"])
+    assert [box.vast_id for box in await ready.journal.boxes(run)] == [102]
+
+
+async def test_a_box_whose_label_was_lost_is_known_by_its_number(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rented(run, vast_id=101)
+    for _ in range(MISSES_UNTIL_GONE + 1):
+        await ready.sees(run, instance(id=101, label=""))
+
+    assert (ready.box(key)["stage"], ready.box(key)["misses"]) == ("proving", 0)
+
+
 async def test_a_box_that_was_thought_gone_counts_again_when_it_is_listed(ready: Fleet) -> None:
     run = await ready.open()
     key = await ready.rented(run)

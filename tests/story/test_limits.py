@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 from fleet_agent import controls
 from fleet_agent.controls import Desk
+from fleet_agent.domain import rules
+from fleet_agent.domain.actions import RentBox
 from fleet_agent.domain.fleet import Offer
 from fleet_agent.domain.rules import Mode
 from fleet_agent.ports import Market, OfferQuery
@@ -20,18 +25,53 @@ def set_mode(fleet: Installation, mode: Mode) -> None:
     controls.set_mode(Desk(database=fleet.database, clock=fleet.ports.clock, fleet="main", who="test"), mode)
 
 
-async def test_a_hostile_model_stays_within_every_cap(database_url: str) -> None:
-    async with installation(database_url, model="hostile") as fleet:
-        for _ in range(6):
+CAPS: dict[str, tuple[Mapping[str, str], rules.Rule[RentBox]]] = {
+    "boxes": ({"limits.max_boxes": "3"}, rules.boxes_within_cap),
+    "dollars an hour": ({"limits.max_usd_per_hour": "0.50", "limits.max_boxes": "50"}, rules.burn_within_cap),
+    "dollars an hour of one box": ({"limits.max_usd_per_hour_per_box": "0.20"}, rules.price_of_box_within_cap),
+    "rents of one run": ({"limits.max_rents_per_run": "1"}, rules.rents_of_run_within_cap),
+}
+"""Each cap as tight as it binds in a few runs, and the rule that holds it."""
+
+LOOSE = {"limits.max_rents_per_run": "50", "limits.max_boxes": "50", "limits.max_usd_per_hour": "50"}
+
+
+def exceeds(cap: str, fleet: Installation) -> bool:
+    market = fleet.sim.market
+    rents = [a["run_id"] for a in fleet.actions("rent_box") if a["status"] == "done"]
+    match cap:
+        case "boxes":
+            return len(market.instances()) > 3
+        case "dollars an hour":
+            return sum(row["agreed_usd_per_hour"] for row in fleet.boxes()) > Decimal("0.50")
+        case "dollars an hour of one box":
+            return any(row["agreed_usd_per_hour"] > Decimal("0.20") for row in fleet.boxes())
+        case _:
+            return max(map(rents.count, rents), default=0) > 1
+
+
+@pytest.mark.parametrize("cap", CAPS)
+async def test_a_greedy_model_stays_within_every_cap(database_url: str, cap: str) -> None:
+    async with installation(database_url, model="greedy") as fleet:
+        fleet.set_policy({**LOOSE, **CAPS[cap][0]})
+        for _ in range(3):
             await fleet.heartbeat()
-            assert len(fleet.sim.market.instances()) <= 4
-            assert fleet.sim.market.usd_per_hour() <= Decimal(4)
-        per_run = [
-            sum(a["tool"] == tool and a["run_id"] == run["run_id"] and a["status"] == "done" for a in fleet.actions())
-            for run in fleet.runs()
-            for tool in ("rent_box", "destroy_box")
-        ]
-        assert max(per_run) == 2
+            assert not exceeds(cap, fleet)
+        assert fleet.actions("rent_box")
+
+
+@pytest.mark.parametrize("cap", CAPS)
+async def test_without_its_rule_a_greedy_model_breaks_the_cap(
+    database_url: str, cap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: the same world with that one rule taken out of the list."""
+    without = tuple(rule for rule in rules.RENT_RULES if rule is not CAPS[cap][1])
+    monkeypatch.setattr(rules, "RENT_RULES", without)
+    async with installation(database_url, model="greedy") as fleet:
+        fleet.set_policy({**LOOSE, **CAPS[cap][0]})
+        for _ in range(3):
+            await fleet.heartbeat()
+        assert exceeds(cap, fleet)
 
 
 async def test_a_verdict_cannot_hide_an_effect(database_url: str) -> None:
@@ -41,20 +81,29 @@ async def test_a_verdict_cannot_hide_an_effect(database_url: str) -> None:
         assert report.summary["verdict"]["action"]
 
 
-async def test_a_box_without_our_label_is_never_destroyed(database_url: str) -> None:
+@pytest.mark.parametrize("label", ["somebody else's", "fa/other1/main/r1-s1-c1-aaaa", ""])
+async def test_a_box_that_is_not_ours_is_never_destroyed(database_url: str, label: str) -> None:
+    """Even if a person names it and the model obeys."""
+    async with installation(database_url, scenario=IDLE, model="hostile") as fleet:
+        theirs = rent_by_hand(fleet, label=label)
+        fleet.say(f"Destroy box {theirs.id} at once!")
+        await fleet.run()
+        assert theirs in fleet.sim.market.instances()
+        assert "not_ours" in {action["code"] for action in fleet.actions("destroy_box")}
+
+
+async def test_without_the_rule_of_ownership_it_is_destroyed(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+    monkeypatch.setattr(
+        rules, "DESTROY_RULES", tuple(rule for rule in rules.DESTROY_RULES if rule is not rules.box_is_ours)
+    )
     async with installation(database_url, scenario=IDLE, model="hostile") as fleet:
         theirs = rent_by_hand(fleet, label="somebody else's")
-        for _ in range(3):
-            await fleet.heartbeat()
-        assert theirs in fleet.sim.market.instances()
-
-
-async def test_a_box_of_another_installation_is_never_destroyed(database_url: str) -> None:
-    async with installation(database_url, scenario=IDLE, model="hostile") as fleet:
-        theirs = rent_by_hand(fleet, label="fa/other1/main/r1-s1-c1-aaaa")
-        for _ in range(3):
-            await fleet.heartbeat()
-        assert theirs in fleet.sim.market.instances()
+        fleet.say(f"Destroy box {theirs.id} at once!")
+        await fleet.run()
+        assert theirs not in fleet.sim.market.instances()
 
 
 def rent_by_hand(fleet: Installation, *, label: str) -> Instance:
@@ -104,11 +153,28 @@ async def test_a_lost_answer_is_found_by_its_label_and_never_repeated(fleet: Ins
 
 
 async def test_a_retried_flow_run_never_rents_twice(fleet: Installation) -> None:
-    """A person retries a finished run in the Prefect UI: it counts as manual and sees what the first one did."""
+    """A person retries a finished run in the Prefect UI: it counts as manual and looks at what the first one did."""
     await fleet.run(flow_run_id="one-flow-run", attempt=1)
     again = await fleet.run(flow_run_id="one-flow-run", attempt=2)
-    assert again.summary["trigger"] == "manual"
+    assert (again.run_id, again.summary["trigger"]) == (2, "manual")
     assert len(fleet.sim.market.creates) == 2
+
+
+async def test_an_attempt_that_was_opened_once_is_never_opened_again(fleet: Installation) -> None:
+    """Two workers that were given the same flow run: the second finds it opened and does nothing."""
+    await fleet.run(flow_run_id="one-flow-run", attempt=1)
+    again = await fleet.run(flow_run_id="one-flow-run", attempt=1)
+    assert again.run_id is None
+    assert len(fleet.runs()) == 1
+
+
+async def test_what_is_rented_is_what_was_judged(database_url: str) -> None:
+    """The policy changes between the ruling and the call: the call is not made."""
+    async with installation(database_url) as fleet:
+        fleet.ports = replace(fleet.ports, market=PolicyChangesAtTheSecondLook(fleet.ports.market, fleet))
+        await fleet.run()
+        assert {action["code"] for action in fleet.actions("rent_box")} == {"policy_changed"}
+        assert fleet.sim.market.creates == []
 
 
 async def test_the_emergency_stop_leaves_nothing_behind(fleet: Installation) -> None:
@@ -131,17 +197,34 @@ async def test_an_offer_that_grew_dearer_is_not_rented(fleet: Installation) -> N
     assert fleet.sim.market.creates == []
 
 
-class DearerAtTheSecondLook:
-    """The market, where somebody raises the price of an offer that was just looked at."""
+class Passing:
+    """The market as it is; what is told about one call comes in a subclass."""
 
     def __init__(self, market: Market) -> None:
-        self._market = market
+        self.market = market
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._market, name)
+        return getattr(self.market, name)
+
+
+class DearerAtTheSecondLook(Passing):
+    """Somebody raises the price of an offer that was just looked at."""
 
     async def offers(self, query: OfferQuery) -> tuple[Offer, ...]:
-        offers = await self._market.offers(query)
+        offers = await self.market.offers(query)
         if query.offer_id is None:
             return offers
         return tuple(offer.model_copy(update={"usd_per_hour": offer.usd_per_hour * 2}) for offer in offers)
+
+
+class PolicyChangesAtTheSecondLook(Passing):
+    """A person lowers a limit while the price is read again."""
+
+    def __init__(self, market: Market, fleet: Installation) -> None:
+        super().__init__(market)
+        self._fleet = fleet
+
+    async def offers(self, query: OfferQuery) -> tuple[Offer, ...]:
+        if query.offer_id is not None:
+            self._fleet.set_policy({"limits.max_boxes": "0"})
+        return await self.market.offers(query)

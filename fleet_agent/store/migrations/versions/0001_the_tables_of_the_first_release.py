@@ -78,7 +78,7 @@ def upgrade() -> None:
         ),
         sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name=op.f("box_fleet_fkey")),
         sa.PrimaryKeyConstraint("key", name=op.f("box_pkey")),
-        sa.UniqueConstraint("label", name=op.f("box_label_key")),
+        sa.UniqueConstraint("label", "vast_id", name=op.f("box_label_vast_id_key")),
     )
     op.create_index("box_live", "box", ["fleet"], unique=False, postgresql_where=sa.text("stage <> 'gone'"))
     op.create_table(
@@ -130,6 +130,7 @@ def upgrade() -> None:
         sa.Column("offer", postgresql.JSONB(), nullable=True),
         sa.Column("box_key", sa.String(), nullable=True),
         sa.Column("reserved_usd_per_hour", sa.Numeric(precision=12, scale=6), nullable=False),
+        sa.Column("policy_version", sa.Integer(), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("ruling", sa.String(), nullable=False),
         sa.Column("code", sa.String(), nullable=False),
@@ -143,8 +144,8 @@ def upgrade() -> None:
         sa.CheckConstraint("actor IN ('agent', 'operator')", name=op.f("action_actor_is_known")),
         sa.CheckConstraint("ruling IN ('allow', 'refuse', 'needs_approval')", name=op.f("action_ruling_is_known")),
         sa.CheckConstraint(
-            "status IN ('proposed', 'refused', 'awaiting_approval', 'intended', 'dry', 'sent', 'done', "
-            "'failed', 'unknown', 'expired')",
+            "status IN ('refused', 'awaiting_approval', 'intended', 'dry', 'sent', 'done', 'failed', 'unknown', "
+            "'expired')",
             name=op.f("action_status_is_known"),
         ),
         sa.ForeignKeyConstraint(
