@@ -20,9 +20,9 @@ from typer.exceptions import TyperException
 
 from fleet_agent import controls, environments
 from fleet_agent.controls import Desk
-from fleet_agent.domain.policy import flattened
+from fleet_agent.domain.policy import Policy, flattened
 from fleet_agent.domain.rules import Mode
-from fleet_agent.errors import FixSetup, FleetAgentError
+from fleet_agent.errors import FixSetup, FleetAgentError, TryLater
 from fleet_agent.printing import ACTION_COLUMNS, RUN_COLUMNS, print_json, print_rows, print_status
 from fleet_agent.runtime import Runtime, live_runtime
 from fleet_agent.settings import Settings
@@ -69,6 +69,7 @@ def demo(
     """Watch the whole system work against the simulator: nothing is rented, nothing is paid."""
     from fleet_agent.foreground import run_demo
 
+    _known(scenario)
     raise typer.Exit(asyncio.run(run_demo(_settings(), runs=runs, scenario=scenario, speed=speed, tell=_tell)))
 
 
@@ -97,25 +98,37 @@ def deploy() -> None:
 def doctor() -> None:
     """Check the whole installation; every finding says how to mend it. Exit code 1 if anything is not well."""
     from fleet_agent import wiring
-    from fleet_agent.doctor import Finding, examine, look_at_settings, look_at_tree
+    from fleet_agent.doctor import examine
 
-    async def examine_all(desk: Desk, settings: Settings, live: Runtime | None) -> list[Finding]:
-        findings = look_at_settings(settings)
-        if live is None:
-            findings.append(look_at_tree(None, answers=False))
-        else:
-            async with wiring.open_orchestrator(live.api_url, live.auth_string) as orchestrator:
-                findings.append(look_at_tree(live.pid, answers=await orchestrator.is_ready()))
-        if all(finding.well for finding in look_at_settings(settings)):
-            async with wiring.open_ports(settings) as ports:
-                findings += [finding async for finding in examine(ports, controls.policy(desk))]
-        return findings
+    live = _live_tree(_settings())
+    settings = _settings_of(live, None)
 
-    with _desk(None) as (desk, live):
-        findings = asyncio.run(examine_all(desk, _settings_of(live, None), live))
-    for finding in findings:
-        _tell(f"{'ok ' if finding.well else 'BAD'}  {finding.sentence}")
-    raise typer.Exit(0 if all(finding.well for finding in findings) else 1)
+    async def database() -> str:
+        with _desk(None) as (desk, _):
+            return f"fit for this version, fleet {desk.fleet}"
+
+    async def tree() -> str:
+        running = _alive(live)
+        async with wiring.open_orchestrator(running.api_url, running.auth_string) as orchestrator:
+            if not await orchestrator.is_ready():
+                raise TryLater(f"runs (pid {running.pid}) and its Prefect does not answer", f"see {running.log_dir}")
+        return f"runs (pid {running.pid}) and Prefect answers"
+
+    def policy() -> Policy:
+        with _desk(None) as (desk, _):
+            return controls.policy(desk)
+
+    async def show() -> bool:
+        well = True
+        findings = examine(
+            settings, database=database, tree=tree, policy=policy, ports=lambda: wiring.open_ports(settings)
+        )
+        async for finding in findings:
+            _tell(f"{'ok ' if finding.well else 'BAD'}  {finding.sentence}")
+            well = well and finding.well
+        return well
+
+    raise typer.Exit(0 if asyncio.run(show()) else 1)
 
 
 @app.command()
@@ -130,6 +143,7 @@ def sim(
     """Run only the simulators, for the official `vastai` command line or for an agent of your own."""
     from fleet_agent.sim import server
 
+    _known(scenario)
     arguments = [f"--vast-port={vast_port}", f"--model-port={model_port}", f"--seed={seed}", f"--speed={speed}"]
     key = [] if api_key is None else [f"--api-key={api_key}"]
     raise typer.Exit(server.main([*arguments, f"--scenario={scenario}", *key]))
@@ -145,7 +159,7 @@ def cycle(
         raise FixSetup("`cycle` walks one run and ends", "fleet-agent cycle --once")
     from fleet_agent.foreground import run_once
 
-    report = asyncio.run(run_once(_settings(fleet)))
+    report = asyncio.run(run_once(_settings_of(_live_tree(_settings(fleet)), fleet)))
     _tell(report.markdown)
     raise typer.Exit(1 if report.failed else 0)
 
@@ -276,9 +290,11 @@ def destroy_all(
             await controls.destroy_all(desk, market, sleep=asyncio.sleep, tell=_tell)
 
     with _desk(fleet) as (desk, live):
+        settings = _settings_of(live, fleet)
         if not yes:
-            typer.confirm(f"Destroy every box of fleet {desk.fleet}?", abort=True)
-        asyncio.run(stop(desk, _settings_of(live, fleet)))
+            where = "the demo" if live and live.simulators else settings.vast_url
+            typer.confirm(f"Destroy every box of fleet {desk.fleet} at {where}?", abort=True)
+        asyncio.run(stop(desk, settings))
 
 
 @objective_app.command("get")
@@ -358,6 +374,13 @@ def _settings_of(live: Runtime | None, fleet: str | None) -> Settings:
     """The settings of the running tree: a demo has its own addresses and keys."""
     settings = _settings(fleet)
     return settings if live is None else settings.model_copy(update=live.settings())
+
+
+def _known(scenario: str) -> None:
+    from fleet_agent.sim.scenarios import SCENARIOS
+
+    if scenario not in SCENARIOS:
+        raise FixSetup(f"there is no scenario {scenario!r}", f"choose one of {', '.join(SCENARIOS)}")
 
 
 def _tell(line: str) -> None:

@@ -7,6 +7,7 @@ nothing and change nothing.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 
 from fleet_agent.domain.actions import tool_definitions
@@ -25,27 +26,43 @@ class Finding(Frozen):
     sentence: str
 
 
-def look_at_settings(settings: Settings) -> list[Finding]:
+Check = Callable[[], Awaitable[str]]
+"""What is well, in a few words; raises FleetAgentError where it is not."""
+
+
+async def examine(
+    settings: Settings,
+    *,
+    database: Check,
+    tree: Check,
+    policy: Callable[[], Policy],
+    ports: Callable[[], AbstractAsyncContextManager[Ports]],
+) -> AsyncGenerator[Finding]:
+    """One finding after the other; what is ill does not hide the next. The neighbours need all settings."""
     missing = missing_for_up(settings)
-    if not missing:
-        return [Finding(well=True, sentence="settings: complete")]
-    return [Finding(well=False, sentence=f"settings: missing {line}") for line in missing]
+    for line in missing:
+        yield Finding(well=False, sentence=f"settings: missing {line}")
+    yield await _finding("database", database)
+    yield await _finding("tree", tree)
+    if missing:
+        return
+    try:
+        async with ports() as opened:
+            for name, check in _neighbours(opened, policy()):
+                yield await _finding(name, check)
+    except FleetAgentError as error:
+        yield Finding(well=False, sentence=f"neighbours: {error}")
 
 
-def look_at_tree(pid: int | None, *, answers: bool) -> Finding:
-    """The process tree of number `pid`, None where none runs, and whether its Prefect server answers."""
-    if pid is None:
-        return Finding(well=False, sentence="tree: not running, nothing watches → fleet-agent up")
-    if not answers:
-        return Finding(
-            well=False, sentence=f"tree: runs (pid {pid}), but its Prefect server does not answer → see its log"
-        )
-    return Finding(well=True, sentence=f"tree: runs (pid {pid}) and Prefect answers")
+async def _finding(name: str, check: Check) -> Finding:
+    try:
+        return Finding(well=True, sentence=f"{name}: {await check()}")
+    except FleetAgentError as error:
+        return Finding(well=False, sentence=f"{name}: {error}")
 
 
-async def examine(ports: Ports, policy: Policy) -> AsyncGenerator[Finding]:
-    """The neighbours one after the other; an ill one does not hide the next."""
-    checks: Sequence[tuple[str, Callable[[], Awaitable[str]]]] = (
+def _neighbours(ports: Ports, policy: Policy) -> Sequence[tuple[str, Check]]:
+    return (
         ("policy", lambda: _launch(policy)),
         ("vast.ai account", lambda: _account(ports)),
         ("vast.ai boxes", lambda: _boxes(ports)),
@@ -53,11 +70,6 @@ async def examine(ports: Ports, policy: Policy) -> AsyncGenerator[Finding]:
         ("demand", lambda: _demand(ports)),
         ("model", lambda: _model(ports)),
     )
-    for name, check in checks:
-        try:
-            yield Finding(well=True, sentence=f"{name}: {await check()}")
-        except FleetAgentError as error:
-            yield Finding(well=False, sentence=f"{name}: {error}")
 
 
 async def _launch(policy: Policy) -> str:

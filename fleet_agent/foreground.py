@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from fleet_agent import wiring
@@ -39,6 +38,7 @@ async def run_demo(settings: Settings, *, runs: int | None, scenario: str, speed
     simulation = Simulation(scenario=scenario, speed=speed)
     plan = StackPlan(settings, simulation, prepare=lambda database: _prepare_demo(database, settings.fleet))
     shown: list[Row] = []
+    confirmed = True  # a demo that is ended by Ctrl-C has nothing to confirm
     async with running(plan, tell) as runtime:
         _tell_where(runtime, tell)
         async for row in _ended_runs(runtime, settings.fleet):
@@ -46,11 +46,8 @@ async def run_demo(settings: Settings, *, runs: int | None, scenario: str, speed
             shown.append(row)
             if len(shown) == runs:
                 break
-        await _read_back(runtime, shown, tell)
-    failed = [row for row in shown if row["status"] != RunStatus.CLOSED]
-    if failed:
-        tell(f"{len(failed)} of {len(shown)} runs failed.")
-    return 1 if failed else 0
+        confirmed = await _read_back(runtime, shown, tell)
+    return 0 if confirmed else 1
 
 
 async def run_up(settings: Settings, *, tell: Tell) -> int:
@@ -80,7 +77,7 @@ async def run_once(settings: Settings) -> Report:
             fleet=settings.fleet,
             trigger=Trigger.MANUAL,
             flow_run_id=f"once-{os.urandom(8).hex()}",
-            worker_id=f"{socket.gethostname()}-{os.urandom(2).hex()}",
+            worker_id=wiring.worker_id(),
         )
         return await run_cycle(request, ports)
 
@@ -125,14 +122,15 @@ def _runs(database: Database, fleet: str) -> Sequence[Row]:
         return []
 
 
-async def _read_back(runtime: Runtime, shown: Sequence[Row], tell: Tell) -> None:
-    """Ask Prefect itself what became of the flow runs behind the rows."""
+async def _read_back(runtime: Runtime, shown: Sequence[Row], tell: Tell) -> bool:
+    """Ask Prefect itself what became of the flow runs behind the rows. True if all are Completed."""
     async with wiring.open_orchestrator(runtime.api_url, runtime.auth_string) as orchestrator:
         flow_runs = [await _ended_flow_run(orchestrator, row["flow_run_id"]) for row in shown]
     completed = sum(flow_run.state_name == "Completed" for flow_run in flow_runs)
     tell(f"Prefect's API says of these {len(shown)} flow runs: {completed} Completed.")
     for flow_run in flow_runs:
         tell(f"  {flow_run.state_name:<10} {flow_run.name}")
+    return completed == len(shown)
 
 
 async def _ended_flow_run(orchestrator: PrefectOrchestrator, flow_run_id: str) -> FlowRun:

@@ -159,7 +159,7 @@ class Settings(BaseSettings):
         default=(),
         description=(
             "Where the agent tells you something: apprise addresses separated by spaces, such as "
-            "ntfy://topic or mailto://user:password@host. Unset: only pages and `fleet-agent runs` show it."
+            "ntfy://topic or mailto://user:password@host. Unset: only `fleet-agent ledger` shows it."
         ),
     )
 

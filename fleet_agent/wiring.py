@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
+import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -15,7 +17,7 @@ from pydantic import SecretStr
 
 from fleet_agent.clients import model, prefect_api, prometheus, vast
 from fleet_agent.clients.notify import AppriseNotifier, NobodyToTell
-from fleet_agent.clients.pace import Pace
+from fleet_agent.clients.pace import MemoryTurns, Pace, Turns, TurnsInAnyCase
 from fleet_agent.clients.secrecy import quiet_transport_logs
 from fleet_agent.errors import FixSetup
 from fleet_agent.ports import Clock, Notifier, Ports
@@ -25,6 +27,7 @@ from fleet_agent.store.database import Database, open_database
 from fleet_agent.store.embedded import ensure_running
 from fleet_agent.store.installation import found_installation, read_clock, timeline
 from fleet_agent.store.journal import PostgresJournal
+from fleet_agent.store.pace import PostgresTurns
 
 FLEET_DATABASE = "fleet"
 
@@ -64,7 +67,7 @@ async def open_ports(settings: Settings) -> AsyncGenerator[Ports]:
     with open_store(settings) as database:
         clock = read_clock(database)
         async with (
-            open_market(settings, database) as market,
+            _open_vast(settings, database, clock, PostgresTurns(database, _vast_key(settings))) as market,
             model.open_client(settings.model_url, _secret(settings.model_api_key)) as model_client,
             prometheus.open_client(settings.demand_prometheus_url) as prometheus_client,
         ):
@@ -81,18 +84,12 @@ async def open_ports(settings: Settings) -> AsyncGenerator[Ports]:
 
 @asynccontextmanager
 async def open_market(settings: Settings, database: Database) -> AsyncGenerator[vast.VastMarket]:
-    """The provider alone, for the emergency stop: it must work when model, demand and Prefect are dead."""
-    if settings.vast_api_key is None:
-        raise FixSetup("the API key of vast.ai is missing", "set FLEET_VAST_API_KEY")
-    quiet_transport_logs()
+    """The provider alone, for the emergency stop: it must work when model, demand and Prefect are dead, and a database
+    that fails on the way must not hold it up."""
     clock = read_clock(database)
-    async with vast.open_client(settings.vast_url, settings.vast_api_key.get_secret_value()) as client:
-        yield vast.VastMarket(
-            client,
-            clock=clock,
-            pace=_pace(clock, timeline(database).speed),
-            box_env={name: secret.get_secret_value() for name, secret in settings.box_env.items()},
-        )
+    turns = TurnsInAnyCase(PostgresTurns(database, _vast_key(settings)), MemoryTurns(clock.now))
+    async with _open_vast(settings, database, clock, turns) as market:
+        yield market
 
 
 @asynccontextmanager
@@ -102,11 +99,29 @@ async def open_orchestrator(api_url: str, auth_string: str) -> AsyncGenerator[pr
         yield prefect_api.PrefectOrchestrator(client)
 
 
-def _pace(clock: Clock, speed: float) -> Pace:
-    """The provider's gaps count in its own time, and a simulated provider's time runs at `speed`."""
-    return Pace(
-        vast.LIMITS, elapsed=lambda: clock.elapsed() * speed, sleep=lambda seconds: asyncio.sleep(seconds / speed)
-    )
+@asynccontextmanager
+async def _open_vast(
+    settings: Settings, database: Database, clock: Clock, turns: Turns
+) -> AsyncGenerator[vast.VastMarket]:
+    quiet_transport_logs()
+    async with vast.open_client(settings.vast_url, _vast_key(settings)) as client:
+        yield vast.VastMarket(
+            client,
+            clock=clock,
+            pace=_pace(turns, timeline(database).speed),
+            box_env={name: secret.get_secret_value() for name, secret in settings.box_env.items()},
+        )
+
+
+def _vast_key(settings: Settings) -> str:
+    if settings.vast_api_key is None:
+        raise FixSetup("the API key of vast.ai is missing", "set FLEET_VAST_API_KEY")
+    return settings.vast_api_key.get_secret_value()
+
+
+def _pace(turns: Turns, speed: float) -> Pace:
+    """Turns are in the provider's own time, and a simulated provider's time runs at `speed`."""
+    return Pace(vast.LIMITS, turns, sleep=lambda seconds: asyncio.sleep(seconds / speed))
 
 
 def _options(settings: Settings, name: str) -> model.ChatOptions:
@@ -136,6 +151,11 @@ def _notifier(settings: Settings) -> Notifier:
 
 def _secret(value: SecretStr | None) -> str | None:
     return None if value is None else value.get_secret_value()
+
+
+def worker_id() -> str:
+    """Who carries out a run: this machine, and a part that is new with every start."""
+    return f"{socket.gethostname()}-{secrets.token_hex(2)}"
 
 
 def count_bytes(text: str) -> int:

@@ -7,8 +7,6 @@ the run does is told in `fleet_agent/cycle.py`.
 
 from __future__ import annotations
 
-import secrets
-import socket
 from typing import Annotated, Any
 
 from prefect import flow
@@ -25,7 +23,7 @@ from fleet_agent.domain.run import RunRequest
 from fleet_agent.domain.triggers import Trigger
 from fleet_agent.errors import FleetAgentError
 from fleet_agent.settings import FLEET_NAME, Settings
-from fleet_agent.wiring import open_ports
+from fleet_agent.wiring import open_ports, worker_id
 from flows.tasked import tasked
 
 
@@ -55,8 +53,7 @@ async def agent_cycle(
             wake_id=wake_id,
             due=flow_run.expected_start_time,
             force_review=force_review,
-            # A run has a process of its own, so the process's random part is made here.
-            worker_id=f"{socket.gethostname()}-{secrets.token_hex(2)}",
+            worker_id=worker_id(),  # a run has a process of its own, which begins here
         )
         async with open_ports(settings) as ports:
             report = await run_cycle(request, tasked(ports))

@@ -17,7 +17,7 @@ import httpx2
 from openai import AsyncOpenAI
 
 from fleet_agent.clients.model import ChatModel, ChatOptions
-from fleet_agent.clients.pace import Pace
+from fleet_agent.clients.pace import MemoryTurns, Pace
 from fleet_agent.clients.prometheus import DemandQueries, PrometheusDemand
 from fleet_agent.clients.vast import VastMarket
 from fleet_agent.cycle import run_cycle
@@ -62,8 +62,9 @@ class ListeningNotifier:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    async def notify(self, text: str) -> None:
+    async def notify(self, text: str) -> str:
         self.told.append(text)
+        return "The operator was told."
 
 
 @dataclass
@@ -158,7 +159,7 @@ async def installation(
             notifier=notifier,
             ports=Ports(
                 clock=clock,
-                market=VastMarket(vast, clock=clock, pace=Pace({}, elapsed=clock.elapsed, sleep=skip), box_env={}),
+                market=VastMarket(vast, clock=clock, pace=Pace({}, MemoryTurns(clock.now), sleep=skip), box_env={}),
                 model=ChatModel(chat, ChatOptions(model="simulated"), elapsed=clock.elapsed, sleep=skip),
                 demand=PrometheusDemand(demand, DemandQueries(), clock=clock),
                 notifier=notifier,

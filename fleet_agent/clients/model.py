@@ -18,7 +18,7 @@ import json
 import re
 import string
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 from http import HTTPStatus
@@ -34,14 +34,23 @@ from tenacity import (
 from fleet_agent.clients.pace import retry_after
 from fleet_agent.clients.secrecy import bare_address, quoted, sendable_key
 from fleet_agent.domain.run import ModelReply, ToolCall, Usage
-from fleet_agent.errors import ContextTooLong, FixSetup, FleetAgentError, KeyRefused, ModelUnreachable, ModelUnusable
+from fleet_agent.errors import (
+    ContextTooLong,
+    FixSetup,
+    FleetAgentError,
+    KeyRefused,
+    ModelUnreachable,
+    ModelUnusable,
+    Spent,
+)
 
 if TYPE_CHECKING:
     from httpx2 import AsyncBaseTransport
     from openai import AsyncOpenAI
 
 DEADLINE = timedelta(seconds=120)
-"""Real time for one reply with everything: waits that the server asked for included. Half of what a run may take."""
+"""Real time for one reply with everything, where the caller has that much: waits that the server asked for included.
+Half of what a run may take."""
 
 ATTEMPTS = 4
 BACKOFF = wait_exponential_jitter(initial=1, max=20)
@@ -62,6 +71,7 @@ TOO_LONG = re.compile(
 """How servers say that a prompt does not fit; the status is 400, 413 or 500, and only some send a code."""
 
 CHECK_KEY = "check FLEET_MODEL_API_KEY"
+NEXT_RUN = "the next run tries again"
 NOTHING_USED = Usage()
 
 
@@ -72,8 +82,6 @@ class ChatOptions:
     model: str
     max_output_tokens: int = 2000
     max_output_tokens_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    temperature: float | None = None
-    """None: the server's own. Some models refuse any other."""
     usd_per_million_tokens_in: Decimal = Decimal(0)
     usd_per_million_tokens_out: Decimal = Decimal(0)
 
@@ -97,12 +105,16 @@ def open_client(base_url: str, api_key: str | None, *, transport: AsyncBaseTrans
 
 @dataclass(frozen=True)
 class Setback:
-    """A try that another try may cure. `answered`: there was a reply, which could not be used and is paid for."""
+    """A try without a usable reply: the error it comes to, unless it is `passing` and another try cures it.
 
+    `usage` is what it cost all the same.
+    """
+
+    error: type[FleetAgentError]
     cause: str
-    remedy: str = "the next run tries again"
+    remedy: str = ""
+    passing: bool = False
     pause: timedelta | None = None
-    answered: bool = False
     usage: Usage = NOTHING_USED
 
 
@@ -116,13 +128,11 @@ class ChatModel:
         *,
         elapsed: Callable[[], timedelta],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        deadline: timedelta = DEADLINE,
     ) -> None:
         self._client = client
         self._options = options
         self._elapsed = elapsed
         self._sleep = sleep
-        self._deadline = deadline
         self._address = bare_address(str(client.base_url))
 
     def body(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -133,15 +143,13 @@ class ChatModel:
         }
         if tools:  # an empty list is refused by some servers
             body["tools"] = [dict(tool) for tool in tools]
-        if self._options.temperature is not None:
-            body["temperature"] = self._options.temperature
         return body
 
-    async def reply(self, body: Mapping[str, Any]) -> ModelReply:
-        ends_at = self._elapsed() + self._deadline
+    async def reply(self, body: Mapping[str, Any], *, within: timedelta) -> ModelReply:
+        ends_at = self._elapsed() + min(within, DEADLINE)
         wasted: list[Usage] = []
         retrying = AsyncRetrying(
-            retry=retry_if_result(lambda outcome: isinstance(outcome, Setback)),
+            retry=retry_if_result(lambda outcome: isinstance(outcome, Setback) and outcome.passing),
             wait=_pause,
             stop=self._hopeless(ends_at),
             sleep=self._sleep,
@@ -150,11 +158,10 @@ class ChatModel:
         )
         outcome = await retrying.wraps(self._ask)(body, ends_at)
         usage = self._priced(sum(wasted, start=outcome.usage))
-        if isinstance(outcome, ModelReply):
-            return outcome.model_copy(update={"usage": usage})
-        if outcome.answered:
-            raise ModelUnusable(outcome.cause, outcome.remedy, tokens_in=usage.tokens_in, tokens_out=usage.tokens_out)
-        raise ModelUnreachable(outcome.cause, outcome.remedy)
+        if isinstance(outcome, Setback):
+            spent = Spent(usage.tokens_in, usage.tokens_out, usage.cost_usd) if usage.tokens else None
+            raise outcome.error(outcome.cause, outcome.remedy, spent=spent)
+        return outcome.model_copy(update={"usage": usage})
 
     def _hopeless(self, ends_at: timedelta) -> Callable[[RetryCallState], bool]:
         """Whether to give up: after the last attempt, or when the next could not begin in time."""
@@ -163,60 +170,66 @@ class ChatModel:
         )
 
     async def _ask(self, body: Mapping[str, Any], ends_at: timedelta) -> ModelReply | Setback:
-        """One try. Raises what no further try would cure."""
+        """One try, or none where the time is over."""
         from httpx2 import Response
         from openai import APIConnectionError, APIStatusError, APITimeoutError
 
+        left = ends_at - self._elapsed()
+        if left <= timedelta(0):
+            return Setback(ModelUnreachable, f"no time was left to ask the model at {self._address}", NEXT_RUN)
         try:
-            async with asyncio.timeout((ends_at - self._elapsed()).total_seconds()):
+            async with asyncio.timeout(left.total_seconds()):
                 response = await self._client.post("/chat/completions", body=dict(body), cast_to=Response)
         except (APITimeoutError, TimeoutError):
-            return Setback(f"the model at {self._address} did not answer in time")
+            cause = f"the model at {self._address} did not answer in time"
+            return Setback(ModelUnreachable, cause, NEXT_RUN, passing=True)
         except APIConnectionError as error:
             why = self._quoted(str(error.__cause__ or error))
-            return Setback(
-                f"the model server at {self._address} cannot be reached ({why})", "start it, or correct FLEET_MODEL_URL"
-            )
+            cause = f"the model server at {self._address} cannot be reached ({why})"
+            return Setback(ModelUnreachable, cause, "start it, or correct FLEET_MODEL_URL", passing=True)
         except APIStatusError as error:
             # The error repeats what the server said, which may be the key: it must not go on as a cause.
-            refusal = _read_error(error.body, NOTHING_USED)
-            return self._failed(error.status_code, refusal, error.response.headers)
+            return self._refused(error.status_code, _read_error(error.body, NOTHING_USED), error.response.headers)
         normalized = normalize_reply(_parsed(response.text), salt=_digest(body))
         if isinstance(normalized, ModelReply):
             return normalized
         if normalized.status is not None:
-            return self._failed(normalized.status, normalized, response.headers)
-        return Setback(
-            f"the model at {self._address} sent no usable reply: {self._quoted(normalized.cause)}",
-            answered=True,
-            usage=normalized.usage,
-        )
+            return self._refused(normalized.status, normalized, response.headers)
+        cause = f"the model at {self._address} sent no usable reply: {self._quoted(normalized.cause)}"
+        return Setback(ModelUnusable, cause, NEXT_RUN, passing=True, usage=normalized.usage)
 
-    def _failed(self, status: int, refusal: NoReply, headers: Mapping[str, str]) -> Setback:
-        """What a refused request means. Raises it, or returns it where another try may help."""
+    def _refused(self, status: int, refusal: NoReply, headers: Mapping[str, str]) -> Setback:
         said = self._quoted(f"{refusal.code}: {refusal.cause}" if refusal.code else refusal.cause)
-        failure = self._lasting_failure(status, refusal.code, said)
-        if failure is not None:
-            raise failure from None
-        return Setback(f"the model server at {self._address} answered {status} ({said})", pause=retry_after(headers))
+        setback = self._lasting_setback(status, refusal.code, said) or Setback(
+            ModelUnreachable,
+            f"the model server at {self._address} answered {status} ({said})",
+            NEXT_RUN,
+            passing=True,
+            pause=retry_after(headers),
+        )
+        return replace(setback, usage=refusal.usage)
 
-    def _lasting_failure(self, status: int, code: str, said: str) -> FleetAgentError | None:
+    def _lasting_setback(self, status: int, code: str, said: str) -> Setback | None:
+        """What a refusal means that no other try would cure, or None."""
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            return KeyRefused(f"the model server at {self._address} does not accept the API key ({said})", CHECK_KEY)
+            cause = f"the model server at {self._address} does not accept the API key ({said})"
+            return Setback(KeyRefused, cause, CHECK_KEY)
         if status == HTTPStatus.PAYMENT_REQUIRED or code == "insufficient_quota":
-            return FixSetup(f"the account at {self._address} has no quota left ({said})", "add credit there")
+            return Setback(FixSetup, f"the account at {self._address} has no quota left ({said})", "add credit there")
         if status == HTTPStatus.NOT_FOUND:
-            return FixSetup(
+            return Setback(
+                FixSetup,
                 f"there is no model {self._options.model!r} at {self._address} ({said})",
                 "check FLEET_MODEL_NAME and FLEET_MODEL_URL; the address usually ends in /v1",
             )
         if status in WORTH_ANOTHER_TRY:  # before the next: "too many tokens" a minute is no matter of length
             return None
         if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or TOO_LONG.search(said):
-            return ContextTooLong(f"the model server at {self._address} finds the prompt too long ({said})")
+            return Setback(ContextTooLong, f"the model server at {self._address} finds the prompt too long ({said})")
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return None
-        return FixSetup(
+        return Setback(
+            FixSetup,
             f"the model server at {self._address} refused the request with {status} ({said})",
             "check the FLEET_MODEL_* settings against what this server accepts",
         )
@@ -267,7 +280,7 @@ class NoReply:
     usage: Usage = NOTHING_USED
 
 
-def normalize_reply(body: object, *, salt: str = "") -> ModelReply | NoReply:
+def normalize_reply(body: object, *, salt: str) -> ModelReply | NoReply:
     """What a server sent with status 200, as one reply that can be acted on, stored and replayed. Never raises.
 
     Whether there are calls is decided by the calls alone, never by a finish reason. Call ids are ours, for servers

@@ -22,14 +22,15 @@ class AppriseNotifier:
         self._urls = list(urls)
         self._deadline = deadline
 
-    async def notify(self, text: str) -> None:
+    async def notify(self, text: str) -> str:
         """As `ports.Notifier.notify`: one service that took the message is enough."""
         told = await asyncio.to_thread(_services_told, self._urls, text, self._deadline)
         if told == 0:
             raise TryLater(
                 f"none of the {len(self._urls)} notification services took the message",
-                "check FLEET_NOTIFY_URLS; `fleet-agent runs` shows what the agent wanted to say",
+                "check FLEET_NOTIFY_URLS; `fleet-agent ledger` shows what the agent wanted to say",
             )
+        return f"The operator was told through {told} service{'' if told == 1 else 's'}."
 
 
 def _services_told(urls: list[str], text: str, deadline: timedelta) -> int:
@@ -48,7 +49,7 @@ def _services_told(urls: list[str], text: str, deadline: timedelta) -> int:
 
 
 class NobodyToTell:
-    """`ports.Notifier` where no address was set: the message stands in the log, where the pages and `runs` show it."""
+    """`ports.Notifier` where no address was set: the message stands in the ledger, for `fleet-agent ledger` to show."""
 
-    async def notify(self, text: str) -> None:
-        return None
+    async def notify(self, text: str) -> str:
+        return "Kept in the ledger; no address is set (FLEET_NOTIFY_URLS), so nobody was told."

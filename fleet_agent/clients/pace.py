@@ -1,92 +1,107 @@
-"""How often an endpoint of a provider may be called: a minimum gap between two calls, and for some a budget a day.
+"""Waiting for one's turn before a provider is called.
 
 Providers count requests per key and answer too many with a refusal, some with a penalty. So the waiting happens here,
 before the call, where it costs nothing. A caller whose turn would come too late is told so at once instead of waiting:
 then nothing was sent, and a later run may try.
 
-All times are real time. The pace is kept within one process.
+The provider counts for all our processes together, and each run is a process of its own. So who remembers the turns is
+a port: the database remembers them for all (`store.pace`), `MemoryTurns` for one process. All times are the provider's
+own, which a simulated one may live faster than we do; only `sleep` converts.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
+from typing import Protocol
 
-from fleet_agent.errors import SlowDown
+from fleet_agent.domain.pace import DAY, Limit, TurnsGiven
+from fleet_agent.errors import FleetAgentError, SlowDown
 
 PATIENCE = timedelta(seconds=15)
 """Longest wait for a turn. Shorter than the 20 s after which an effect that has not left is not sent at all."""
 
-DAY = timedelta(days=1)
+UNLIMITED = Limit(gap=timedelta(0))
 
 
-@dataclass(frozen=True)
-class Limit:
-    """What one endpoint bears: one call per `gap`, and at most `per_day` calls in any 24 hours (None: any number)."""
+class Turns(Protocol):
+    """What remembers the turns that were given out, one caller at a time."""
 
-    gap: timedelta
-    per_day: int | None = None
+    async def take(self, endpoint: str, limit: Limit, patience: timedelta) -> timedelta:
+        """Take the next turn of `endpoint` and return how long it is away; take none if that exceeds the patience."""
+        ...
+
+    async def hold(self, endpoint: str, pause: timedelta) -> None:
+        """Give no turn for `pause`."""
+        ...
+
+
+class MemoryTurns:
+    """Turns of this process alone."""
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self._now = now
+        self._given: dict[str, TurnsGiven] = {}
+
+    async def take(self, endpoint: str, limit: Limit, patience: timedelta) -> timedelta:
+        wait, self._given[endpoint] = self._of(endpoint).take(limit, patience, self._now())
+        return wait
+
+    async def hold(self, endpoint: str, pause: timedelta) -> None:
+        self._given[endpoint] = self._of(endpoint).held_until(self._now() + pause)
+
+    def _of(self, endpoint: str) -> TurnsGiven:
+        return self._given.get(endpoint, TurnsGiven())
+
+
+class TurnsInAnyCase:
+    """Turns that are shared while what shares them works, and otherwise this process's own: for the emergency stop."""
+
+    def __init__(self, shared: Turns, own: Turns) -> None:
+        self._shared = shared
+        self._own = own
+
+    async def take(self, endpoint: str, limit: Limit, patience: timedelta) -> timedelta:
+        try:
+            return await self._shared.take(endpoint, limit, patience)
+        except FleetAgentError:
+            return await self._own.take(endpoint, limit, patience)
+
+    async def hold(self, endpoint: str, pause: timedelta) -> None:
+        try:
+            await self._shared.hold(endpoint, pause)
+        except FleetAgentError:
+            await self._own.hold(endpoint, pause)
 
 
 class Pace:
-    """Hands out turns. An endpoint without a limit is waited for only while it is on hold."""
+    """Waits for turns. An endpoint without a limit is waited for only while it is on hold."""
 
-    def __init__(
-        self,
-        limits: Mapping[str, Limit],
-        *,
-        elapsed: Callable[[], timedelta],
-        sleep: Callable[[float], Awaitable[None]],
-        patience: timedelta = PATIENCE,
-    ) -> None:
+    def __init__(self, limits: Mapping[str, Limit], turns: Turns, *, sleep: Callable[[float], Awaitable[None]]) -> None:
         self._limits = limits
-        self._elapsed = elapsed
+        self._turns = turns
         self._sleep = sleep
-        self._patience = patience
-        self._free_at: dict[str, timedelta] = {}
-        self._turns_of_day: dict[str, deque[timedelta]] = {}
 
     async def turn(self, endpoint: str) -> None:
         """Return when `endpoint` may be called, which counts as called from then on.
 
-        Raises SlowDown at once, and takes no turn, if that is further away than the patience.
+        Raises SlowDown at once, and takes no turn, if that is further away than the patience; TryLater if nobody knows
+        when it is.
         """
-        now = self._elapsed()
-        wait = max(self._until_free(endpoint, now), self._until_within_budget(endpoint, now))
-        if wait > self._patience:
+        wait = await self._turns.take(endpoint, self._limits.get(endpoint, UNLIMITED), PATIENCE)
+        if wait > PATIENCE:
             raise SlowDown(
-                f"no turn for {endpoint} within {self._patience.total_seconds():g} s",
+                f"no turn for {endpoint} within {PATIENCE.total_seconds():g} s",
                 f"it is free again in {wait.total_seconds():.0f} s",
                 retry_after=wait,
             )
-        self._take(endpoint, now + wait)
         if wait:
             await self._sleep(wait.total_seconds())
 
-    def hold(self, endpoint: str, pause: timedelta) -> None:
+    async def hold(self, endpoint: str, pause: timedelta) -> None:
         """Give no turn for `pause`: the provider asked for it."""
-        self._free_at[endpoint] = max(self._free_at.get(endpoint, timedelta(0)), self._elapsed() + pause)
-
-    def _until_free(self, endpoint: str, now: timedelta) -> timedelta:
-        return max(self._free_at.get(endpoint, now) - now, timedelta(0))
-
-    def _until_within_budget(self, endpoint: str, now: timedelta) -> timedelta:
-        """Until the oldest turn is a day old, if the budget is used up. Any 24 hours contain every calendar day."""
-        limit, turns = self._limits.get(endpoint), self._turns_of_day.get(endpoint)
-        if limit is None or limit.per_day is None or not turns or len(turns) < limit.per_day:
-            return timedelta(0)
-        return max(turns[0] + DAY - now, timedelta(0))
-
-    def _take(self, endpoint: str, at: timedelta) -> None:
-        limit = self._limits.get(endpoint)
-        if limit is None:
-            return
-        self._free_at[endpoint] = at + limit.gap
-        if limit.per_day is not None:
-            self._turns_of_day.setdefault(endpoint, deque(maxlen=limit.per_day)).append(at)
+        await self._turns.hold(endpoint, pause)
 
 
 def retry_after(headers: Mapping[str, str]) -> timedelta | None:

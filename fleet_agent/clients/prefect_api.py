@@ -83,21 +83,6 @@ class PrefectOrchestrator:
     async def flow_run(self, flow_run_id: str) -> FlowRun:
         return FlowRun.model_validate((await self._ask("GET", f"/flow_runs/{flow_run_id}")).json())
 
-    async def flow_runs(self, fleet: str, *, limit: int = 200) -> tuple[FlowRun, ...]:
-        """The flow runs of `fleet`'s deployment that have begun, the latest first."""
-        deployment = await self._deployment(fleet)
-        answer = await self._ask(
-            "POST",
-            "/flow_runs/filter",
-            {
-                "deployments": {"id": {"any_": [deployment]}},
-                "flow_runs": {"start_time": {"is_null_": False}},
-                "sort": "START_TIME_DESC",
-                "limit": limit,
-            },
-        )
-        return tuple(FlowRun.model_validate(run) for run in answer.json())
-
     async def is_ready(self) -> bool:
         """Whether the server answers and reaches its database."""
         try:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ from tenacity import (
     wait_fixed,
 )
 
-from fleet_agent.clients.pace import Limit, Pace, retry_after
+from fleet_agent.clients.pace import Pace, retry_after
 from fleet_agent.clients.secrecy import blanked, quoted, sendable_key
 from fleet_agent.clients.vast_wire import (
     InstancePage,
@@ -47,6 +47,7 @@ from fleet_agent.clients.vast_wire import (
 )
 from fleet_agent.domain.fleet import Instance, Inventory, Offer
 from fleet_agent.domain.observation import Account
+from fleet_agent.domain.pace import Limit
 from fleet_agent.domain.rules import unmet_floor
 from fleet_agent.errors import (
     AlreadyGone,
@@ -184,7 +185,8 @@ class VastMarket:
     async def rent(self, order: RentOrder) -> int:
         """As `ports.Market.rent`. Raises FixSetup, before anything is sent, for a `$NAME` that nobody set."""
         body = _create_body(order, env=_looked_up(order.env, self._box_env))
-        response = await self._send_effect(CREATE, "PUT", f"/api/v0/asks/{order.offer_id}/", body)
+        path = f"/api/v0/asks/{order.offer_id}/"
+        response = await self._send_effect(CREATE, "PUT", path, body, send_by=order.send_by)
         outcome = _outcome_of_create(response, self._secrets)
         if isinstance(outcome, FleetAgentError):
             raise outcome
@@ -260,21 +262,29 @@ class VastMarket:
 
     # --- the wire -----------------------------------------------------------------------------------------------------
 
-    async def _send_effect(self, endpoint: str, method: str, path: str, body: Mapping[str, Any]) -> httpx.Response:
+    async def _send_effect(
+        self, endpoint: str, method: str, path: str, body: Mapping[str, Any], *, send_by: timedelta | None = None
+    ) -> httpx.Response:
         """Send once. Raises TryLater if it certainly did not leave, LookFirst if nobody knows what became of it."""
         try:
-            return await self._exchange(endpoint, method, path, json=body)
+            return await self._exchange(endpoint, method, path, send_by=send_by, json=body)
         except NEVER_LEFT as error:
             raise TryLater(f"vast.ai could not be reached for {endpoint} ({type(error).__name__})", NEXT_RUN) from error
         except (httpx.RequestError, TimeoutError) as error:
             raise LookFirst(f"the answer of vast.ai for {endpoint} was lost ({type(error).__name__})") from error
 
-    async def _exchange(self, endpoint: str, method: str, path: str, **request: Any) -> httpx.Response:
+    async def _exchange(
+        self, endpoint: str, method: str, path: str, *, send_by: timedelta | None = None, **request: Any
+    ) -> httpx.Response:
+        """One request in its turn; none, but TryLater, if the turn came after `send_by` (of `Clock.elapsed()`)."""
         await self._pace.turn(endpoint)
+        if send_by is not None and self._clock.elapsed() >= send_by:
+            raise TryLater(f"the turn for {endpoint} came too late, so nothing was sent", NEXT_RUN)
         async with asyncio.timeout(self._exchange_deadline.total_seconds()):
             response = await self._client.request(method, path, **request)
         if response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
-            self._pace.hold(endpoint, _pause_asked_for(response))
+            with suppress(FleetAgentError):  # the answer counts more than the note that it leaves
+                await self._pace.hold(endpoint, _pause_asked_for(response))
         return response
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from sqlalchemy import BigInteger, CheckConstraint, DateTime, ForeignKeyConstraint, Identity, Index, Numeric
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy import text as sql
-from sqlalchemy.dialects.postgresql import JSON, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB
 from sqlmodel import Field, SQLModel
 
 from fleet_agent.domain.fleet import Stage
@@ -94,6 +94,17 @@ class Installation(SQLModel, table=True):
     clock_origin: datetime = Field(sa_type=TIME)  # business time at `clock_started_at`
     clock_started_at: datetime = Field(sa_type=TIME)  # real
     clock_speed: float  # business seconds per real second
+
+
+class AccountPace(SQLModel, table=True):
+    """When one endpoint of the provider may be called next by an account, whichever fleet asks. Written by `pace`."""
+
+    __tablename__: ClassVar[str] = "account_pace"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    account: str = Field(primary_key=True)  # a digest of its key
+    endpoint: str = Field(primary_key=True)
+    free_at: datetime = Field(sa_type=TIME)
+    counted: list[datetime] = Field(sa_type=ARRAY(TIME))  # the turns that a budget counts
 
 
 class SessionState(SQLModel, table=True):

@@ -13,9 +13,17 @@ from typing import Any
 import httpx2
 import pytest
 
-from fleet_agent.clients.model import MOST_CALLS, ChatModel, ChatOptions, open_client
+from fleet_agent.clients.model import DEADLINE, MOST_CALLS, ChatModel, ChatOptions, open_client
 from fleet_agent.domain.run import ModelReply
-from fleet_agent.errors import ContextTooLong, FixSetup, FleetAgentError, KeyRefused, ModelUnreachable, ModelUnusable
+from fleet_agent.errors import (
+    ContextTooLong,
+    FixSetup,
+    FleetAgentError,
+    KeyRefused,
+    ModelUnreachable,
+    ModelUnusable,
+    Spent,
+)
 from fleet_agent.sim.model_app import create_app
 from fleet_agent.sim.model_faults import FAULTS, ModelFaults
 from tests.clients.world import PassingTime
@@ -37,11 +45,10 @@ def model_over(
     *,
     options: ChatOptions | None = None,
     key: str = KEY,
-    deadline: timedelta = timedelta(seconds=120),
 ) -> ChatModel:
     client = open_client(URL, key, transport=transport)
     options = options or ChatOptions(model="wise-one")
-    return ChatModel(client, options, elapsed=time.elapsed, sleep=time.sleep, deadline=deadline)
+    return ChatModel(client, options, elapsed=time.elapsed, sleep=time.sleep)
 
 
 class SimulatedModel:
@@ -54,17 +61,17 @@ class SimulatedModel:
         self.model = model_over(httpx2.ASGITransport(app), self.time, options=options, key=key)
 
     async def reply(self) -> ModelReply:
-        return await self.model.reply(self.model.body(MESSAGES, TOOLS))
+        return await self.model.reply(self.model.body(MESSAGES, TOOLS), within=DEADLINE)
 
 
 class Scripted:
     """A server that gives each answer once, in order, and the last one for ever."""
 
-    def __init__(self, *answers: httpx2.Response | Exception) -> None:
+    def __init__(self, *answers: httpx2.Response | Exception, options: ChatOptions | None = None) -> None:
         self.asked = 0
         self.time = PassingTime()
         self._answers = list(answers)
-        self.model = model_over(httpx2.MockTransport(self._answer), self.time)
+        self.model = model_over(httpx2.MockTransport(self._answer), self.time, options=options)
 
     def _answer(self, _: httpx2.Request) -> httpx2.Response:
         self.asked += 1
@@ -73,8 +80,8 @@ class Scripted:
             raise given
         return httpx2.Response(given.status_code, headers=given.headers, content=given.content)
 
-    async def reply(self) -> ModelReply:
-        return await self.model.reply(self.model.body(MESSAGES, TOOLS))
+    async def reply(self, within: timedelta = DEADLINE) -> ModelReply:
+        return await self.model.reply(self.model.body(MESSAGES, TOOLS), within=within)
 
 
 def refused(status: int, message: str = "no", code: str | None = None, **headers: str) -> httpx2.Response:
@@ -88,7 +95,8 @@ GOOD = httpx2.Response(
         "usage": {"prompt_tokens": 100, "completion_tokens": 5},
     },
 )
-NOTHING = httpx2.Response(200, json={"choices": [], "usage": {"prompt_tokens": 100, "completion_tokens": 0}})
+USAGE = {"usage": {"prompt_tokens": 100, "completion_tokens": 0}}
+NOTHING = httpx2.Response(200, json={"choices": [], **USAGE})
 
 
 # --- what is asked ----------------------------------------------------------------------------------------------------
@@ -105,14 +113,12 @@ def test_the_body_names_the_model_the_messages_the_tools_and_the_longest_reply_a
     }
 
 
-def test_servers_that_want_another_name_or_a_temperature_get_them():
-    options = ChatOptions(
-        model="wise-one", max_output_tokens=500, max_output_tokens_name="max_completion_tokens", temperature=0.2
-    )
+def test_servers_that_want_another_name_for_the_longest_reply_get_it():
+    options = ChatOptions(model="wise-one", max_output_tokens=500, max_output_tokens_name="max_completion_tokens")
 
     body = SimulatedModel(options=options).model.body(MESSAGES, [])
 
-    assert body == {"model": "wise-one", "messages": MESSAGES, "max_completion_tokens": 500, "temperature": 0.2}
+    assert body == {"model": "wise-one", "messages": MESSAGES, "max_completion_tokens": 500}
 
 
 async def test_what_is_sent_is_the_body_to_the_byte():
@@ -124,7 +130,7 @@ async def test_what_is_sent_is_the_body_to_the_byte():
 
     model = model_over(httpx2.MockTransport(answer), PassingTime())
     body = model.body(MESSAGES, TOOLS)
-    await model.reply(body)
+    await model.reply(body, within=DEADLINE)
 
     assert httpx2.Response(200, content=sent[0]).json() == body
 
@@ -149,7 +155,7 @@ async def test_a_reply_carries_its_calls_its_tokens_and_their_price():
 async def test_the_reply_to_the_same_request_has_the_same_call_ids_and_to_another_request_others():
     first, again = await SimulatedModel().reply(), await SimulatedModel().reply()
     model = SimulatedModel().model
-    later = await model.reply(model.body([*MESSAGES, {"role": "user", "content": "And now?"}], TOOLS))
+    later = await model.reply(model.body([*MESSAGES, {"role": "user", "content": "And now?"}], TOOLS), within=DEADLINE)
 
     assert first.calls[0].id == again.calls[0].id != later.calls[0].id
 
@@ -262,13 +268,24 @@ async def test_a_wait_beyond_the_deadline_is_not_begun():
     assert (server.asked, server.time.slept) == (1, [])
 
 
-async def test_waits_add_up_to_no_more_than_the_deadline():
+@pytest.mark.parametrize(("within", "slept"), [(60, [50]), (110, [50, 50]), (1000, [50, 50])])
+async def test_waits_add_up_to_no_more_than_the_caller_has_nor_than_the_deadline(within: int, slept: list[float]):
     server = Scripted(refused(503, **{"retry-after": "50"}))
 
     with pytest.raises(ModelUnreachable):
-        await server.reply()
+        await server.reply(timedelta(seconds=within))
 
-    assert server.time.slept == [50, 50]
+    assert server.time.slept == slept
+
+
+@pytest.mark.parametrize("within", [timedelta(0), timedelta(seconds=-3)])
+async def test_a_caller_without_time_is_told_so_and_the_server_is_not_asked(within: timedelta):
+    server = Scripted(GOOD)
+
+    with pytest.raises(ModelUnreachable, match="no time was left"):
+        await server.reply(within)
+
+    assert server.asked == 0
 
 
 async def test_a_server_that_never_answers_is_given_up_at_the_deadline():
@@ -276,10 +293,10 @@ async def test_a_server_that_never_answers_is_given_up_at_the_deadline():
         await asyncio.Event().wait()
         raise AssertionError("nothing sets it")
 
-    model = model_over(httpx2.MockTransport(silence), PassingTime(), deadline=timedelta(0))
+    model = model_over(httpx2.MockTransport(silence), PassingTime())
 
     with pytest.raises(ModelUnreachable, match="did not answer in time"):
-        await model.reply(model.body(MESSAGES, TOOLS))
+        await model.reply(model.body(MESSAGES, TOOLS), within=timedelta(milliseconds=1))
 
 
 async def test_a_server_that_is_not_there_is_named_with_the_remedy():
@@ -339,11 +356,36 @@ async def test_replies_that_could_not_be_used_are_paid_for_too():
     assert (reply.usage.tokens_in, reply.usage.tokens_out) == (300, 5)
 
 
-async def test_a_server_that_never_sends_a_usable_reply_is_unusable_and_its_tokens_are_known():
-    with pytest.raises(ModelUnusable) as error:
-        await Scripted(NOTHING).reply()
+PRICED = ChatOptions(model="wise-one", usd_per_million_tokens_in=Decimal("2.50"))
 
-    assert (error.value.tokens_in, error.value.tokens_out) == (400, 0)
+
+@pytest.mark.parametrize(
+    ("answers", "raised", "paid_for"),
+    [
+        ([NOTHING], ModelUnusable, 4),
+        ([NOTHING, NOTHING, httpx2.ConnectError("gone")], ModelUnreachable, 2),
+        ([NOTHING, refused(400)], FixSetup, 1),
+        ([NOTHING, refused(401)], KeyRefused, 1),
+        ([NOTHING, refused(413)], ContextTooLong, 1),
+        ([httpx2.Response(200, json={"error": {"message": "no", "code": 400}, **USAGE})], FixSetup, 1),
+    ],
+    ids=str,
+)
+async def test_a_failure_tells_what_the_replies_before_it_had_cost(
+    answers: list[httpx2.Response | Exception], raised: type[FleetAgentError], paid_for: int
+):
+    with pytest.raises(raised) as error:
+        await Scripted(*answers, options=PRICED).reply()
+
+    assert type(error.value) is raised
+    assert error.value.spent == Spent(100 * paid_for, 0, Decimal("0.00025") * paid_for)
+
+
+async def test_a_failure_that_nothing_was_paid_for_says_so():
+    with pytest.raises(ModelUnreachable) as error:
+        await Scripted(httpx2.ConnectError("gone")).reply()
+
+    assert error.value.spent is None
 
 
 # --- cheap to import --------------------------------------------------------------------------------------------------

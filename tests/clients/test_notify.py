@@ -57,6 +57,19 @@ async def test_one_service_that_took_the_message_is_enough(told: list[str], othe
     assert told == ["Hello."]
 
 
+@pytest.mark.parametrize(
+    ("schemes", "sentence"),
+    [
+        (["accepts", "refuses"], "The operator was told through 1 service."),
+        (["accepts", "accepts"], "The operator was told through 2 services."),
+    ],
+)
+async def test_the_answer_says_through_how_many_services(told: list[str], schemes: list[str], sentence: str):
+    urls = [f"{scheme}://{SECRET}{number}" for number, scheme in enumerate(schemes)]
+
+    assert await AppriseNotifier(urls).notify("Hello.") == sentence
+
+
 @pytest.mark.parametrize("urls", [[f"refuses://{SECRET}"], [f"nosuch://{SECRET}", f"refuses://{SECRET}"]])
 async def test_when_no_service_took_the_message_the_error_counts_them_and_names_none(told: list[str], urls: list[str]):
     with pytest.raises(TryLater, match=f"none of the {len(urls)}") as error:
@@ -70,5 +83,7 @@ async def test_a_service_that_hangs_is_not_waited_for_beyond_the_deadline(told: 
         await AppriseNotifier([f"hangs://{SECRET}"], deadline=timedelta(milliseconds=1)).notify("Hello.")
 
 
-async def test_without_any_address_telling_is_no_error():
-    await NobodyToTell().notify("Hello.")
+async def test_without_any_address_the_answer_says_that_nobody_was_told():
+    sentence = await NobodyToTell().notify("Hello.")
+
+    assert sentence == "Kept in the ledger; no address is set (FLEET_NOTIFY_URLS), so nobody was told."

@@ -4,15 +4,16 @@ from datetime import timedelta
 
 import pytest
 
-from fleet_agent.clients.pace import Limit, Pace, retry_after
-from fleet_agent.errors import SlowDown
+from fleet_agent.clients.pace import MemoryTurns, Pace, TurnsInAnyCase, retry_after
+from fleet_agent.domain.pace import Limit
+from fleet_agent.errors import DatabaseUnreachable, SlowDown
 from tests.clients.world import PassingTime
 
 SECOND = timedelta(seconds=1)
 
 
 def pace(time: PassingTime, limit: Limit) -> Pace:
-    return Pace({"search": limit}, elapsed=time.elapsed, sleep=time.sleep)
+    return Pace({"search": limit}, MemoryTurns(time.now), sleep=time.sleep)
 
 
 async def times_of_turns(time: PassingTime, paced: Pace, turns: int) -> list[float]:
@@ -31,7 +32,7 @@ async def test_two_calls_keep_the_gap_between_them():
 
 async def test_control_without_a_limit_the_calls_come_at_once():
     time = PassingTime()
-    unlimited = Pace({}, elapsed=time.elapsed, sleep=time.sleep)
+    unlimited = Pace({}, MemoryTurns(time.now), sleep=time.sleep)
 
     assert await times_of_turns(time, unlimited, 3) == [0, 0, 0]
 
@@ -73,13 +74,57 @@ async def test_a_used_up_day_budget_is_refused_until_the_oldest_call_is_a_day_ol
 
 async def test_an_endpoint_on_hold_is_waited_for_and_others_are_not():
     time = PassingTime()
-    paced = Pace({}, elapsed=time.elapsed, sleep=time.sleep)
-    paced.hold("search", 12 * SECOND)
+    paced = Pace({}, MemoryTurns(time.now), sleep=time.sleep)
+    await paced.hold("search", 12 * SECOND)
 
     await paced.turn("list")
     await paced.turn("search")
 
     assert time.slept == [12]
+
+
+# --- turns that are shared, while what shares them works --------------------------------------------------------------
+
+
+class BrokenTurns:
+    """What shares the turns has failed."""
+
+    async def take(self, endpoint: str, limit: Limit, patience: timedelta) -> timedelta:
+        raise DatabaseUnreachable("the database does not answer")
+
+    async def hold(self, endpoint: str, pause: timedelta) -> None:
+        raise DatabaseUnreachable("the database does not answer")
+
+
+async def test_the_emergency_stop_keeps_a_pace_of_its_own_when_nobody_knows_the_shared_one():
+    time = PassingTime()
+    turns = TurnsInAnyCase(BrokenTurns(), MemoryTurns(time.now))
+    paced = Pace({"search": Limit(7 * SECOND)}, turns, sleep=time.sleep)
+
+    assert await times_of_turns(time, paced, 2) == [0, 7]
+    await paced.hold("search", 12 * SECOND)
+    assert await times_of_turns(time, paced, 1) == [19]
+
+
+async def test_control_without_a_pace_of_its_own_it_gets_no_turn():
+    time = PassingTime()
+
+    with pytest.raises(DatabaseUnreachable):
+        await Pace({}, BrokenTurns(), sleep=time.sleep).turn("search")
+
+
+async def test_the_emergency_stop_takes_the_shared_turns_as_long_as_there_are_any():
+    time = PassingTime()
+    shared = MemoryTurns(time.now)
+    limits = {"search": Limit(7 * SECOND)}
+    await Pace(limits, shared, sleep=time.sleep).turn("search")
+
+    await Pace(limits, TurnsInAnyCase(shared, MemoryTurns(time.now)), sleep=time.sleep).turn("search")
+
+    assert time.slept == [7]
+
+
+# --- what a refusal asks for ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import httpx
 import httpx2
 import pytest
 
-from fleet_agent.clients.model import ChatModel, ChatOptions
+from fleet_agent.clients.model import DEADLINE, ChatModel, ChatOptions
 from fleet_agent.clients.model import open_client as open_model_client
 from fleet_agent.clients.notify import AppriseNotifier
 from fleet_agent.clients.secrecy import LONGEST_QUOTE, TALKATIVE, bare_address, quiet_transport_logs, quoted
@@ -115,7 +115,7 @@ async def test_whatever_the_model_server_answers_its_key_is_not_told(
     client = open_model_client(address, MODEL_KEY, transport=server)
     model = ChatModel(client, ChatOptions(model="wise-one"), elapsed=time.elapsed, sleep=time.sleep)
 
-    text = await told(model.reply(model.body([{"role": "user", "content": "Hello?"}], [])))
+    text = await told(model.reply(model.body([{"role": "user", "content": "Hello?"}], []), within=DEADLINE))
 
     assert "API key" in text
     assert secrets_in(text) == []

@@ -8,11 +8,15 @@ from typing import Any
 import httpx
 import pytest
 
+from fleet_agent.clients.pace import MemoryTurns
+from fleet_agent.clients.vast import CREATE
 from fleet_agent.domain.fleet import Offer
+from fleet_agent.domain.pace import Limit
 from fleet_agent.domain.policy import OfferFloors, Policy
 from fleet_agent.errors import (
     AlreadyGone,
     ChooseAnother,
+    DatabaseUnreachable,
     FleetAgentError,
     InventoryUnknown,
     KeyRefused,
@@ -160,6 +164,77 @@ async def test_a_create_whose_answer_does_not_end_means_look_first():
     market = market_over(transport, PassingTime(), exchange_deadline=timedelta(0))
 
     with pytest.raises(LookFirst, match="TimeoutError"):
+        await market.rent(order(40_000_001))
+
+
+# --- a create that is late --------------------------------------------------------------------------------------------
+
+RENTED = said(200, success=True, new_contract=77)
+TEN_SECONDS = timedelta(seconds=10)
+
+
+async def turns_on_hold_for_12_seconds(time: PassingTime) -> MemoryTurns:
+    turns = MemoryTurns(time.now)
+    await turns.hold(CREATE, timedelta(seconds=12))
+    return turns
+
+
+async def test_a_create_whose_turn_comes_after_its_time_is_not_sent():
+    time, asked = PassingTime(), list[httpx.Request]()
+    market = market_over(answering(RENTED, asked=asked), time, turns=await turns_on_hold_for_12_seconds(time))
+
+    with pytest.raises(TryLater, match="nothing was sent"):
+        await market.rent(order(40_000_001, send_by=TEN_SECONDS))
+
+    assert asked == []
+
+
+async def test_control_a_caller_that_looks_at_the_time_before_the_turn_sends_a_late_create():
+    time, asked = PassingTime(), list[httpx.Request]()
+    market = market_over(answering(RENTED, asked=asked), time, turns=await turns_on_hold_for_12_seconds(time))
+
+    assert time.elapsed() < TEN_SECONDS
+    await market.rent(order(40_000_001))
+
+    assert len(asked) == 1
+    assert time.elapsed() > TEN_SECONDS
+
+
+# --- turns that cannot be had -----------------------------------------------------------------------------------------
+
+
+class FailingTurns:
+    """Turns whose memory fails: always, or only when it is to note a refusal."""
+
+    def __init__(self, *, also_takes: bool) -> None:
+        self._also_takes = also_takes
+
+    async def take(self, endpoint: str, limit: Limit, patience: timedelta) -> timedelta:
+        if self._also_takes:
+            raise DatabaseUnreachable("the database does not answer")
+        return timedelta(0)
+
+    async def hold(self, endpoint: str, pause: timedelta) -> None:
+        raise DatabaseUnreachable("the database does not answer")
+
+
+async def test_when_nobody_knows_whose_turn_it_is_nothing_is_sent_and_the_list_is_unknown():
+    asked: list[httpx.Request] = []
+    market = market_over(answering(RENTED, asked=asked), PassingTime(), turns=FailingTurns(also_takes=True))
+
+    with pytest.raises(TryLater):
+        await market.rent(order(40_000_001))
+    with pytest.raises(InventoryUnknown):
+        await market.inventory()
+
+    assert asked == []
+
+
+async def test_what_an_answer_means_does_not_depend_on_whether_its_pause_could_be_noted():
+    answer = said(429, error="odd", new_contract=77)
+    market = market_over(answering(answer), PassingTime(), turns=FailingTurns(also_takes=False))
+
+    with pytest.raises(LookFirst):
         await market.rent(order(40_000_001))
 
 

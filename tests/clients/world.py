@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 
-from fleet_agent.clients.pace import Limit, Pace
+from fleet_agent.clients.pace import MemoryTurns, Pace, Turns
 from fleet_agent.clients.vast import EXCHANGE_DEADLINE, LIMITS, READ_DEADLINE, VastMarket, open_client
+from fleet_agent.domain.pace import Limit
 from fleet_agent.domain.policy import Launch, Policy
 from fleet_agent.ports import RentOrder
 from fleet_agent.sim.market import Market, Order
@@ -48,12 +49,13 @@ def market_over(
     key: str = KEY,
     box_env: Mapping[str, str] | None = None,
     limits: Mapping[str, Limit] = LIMITS,
+    turns: Turns | None = None,
     exchange_deadline: timedelta = EXCHANGE_DEADLINE,
     read_deadline: timedelta = READ_DEADLINE,
 ) -> VastMarket:
     """The client under test over any wire."""
     client = open_client("http://vast.test", key, transport=transport)
-    pace = Pace(limits, elapsed=time.elapsed, sleep=time.sleep)
+    pace = Pace(limits, turns or MemoryTurns(time.now), sleep=time.sleep)
     return VastMarket(
         client,
         clock=time,
@@ -124,5 +126,6 @@ def order(offer_id: int, **changes: object) -> RentOrder:
         "runtype": "args",
         "env": {"PROVER": "cuzk"},
         "onstart": "",
+        "send_by": timedelta(days=1),
     }
     return RentOrder.model_validate(fields | changes)

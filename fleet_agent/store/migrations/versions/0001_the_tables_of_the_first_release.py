@@ -22,6 +22,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("installation_pkey")),
     )
     op.create_table(
+        "account_pace",
+        sa.Column("account", sa.String(), nullable=False),
+        sa.Column("endpoint", sa.String(), nullable=False),
+        sa.Column("free_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("counted", postgresql.ARRAY(sa.DateTime(timezone=True)), nullable=False),
+        sa.PrimaryKeyConstraint("account", "endpoint", name=op.f("account_pace_pkey")),
+    )
+    op.create_table(
         "session_state",
         sa.Column("fleet", sa.String(), nullable=False),
         sa.Column("run_counter", sa.BigInteger(), nullable=False),
