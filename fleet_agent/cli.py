@@ -18,14 +18,15 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from fleet_agent import controls, environments
+from fleet_agent import controls
 from fleet_agent.controls import Desk
 from fleet_agent.domain.policy import Policy, flattened
 from fleet_agent.domain.rules import Mode
 from fleet_agent.errors import FixSetup, FleetAgentError, TryLater
 from fleet_agent.printing import ACTION_COLUMNS, RUN_COLUMNS, print_json, print_rows, print_status
-from fleet_agent.runtime import Runtime, live_runtime
 from fleet_agent.settings import Settings
+from fleet_agent.stack import environments
+from fleet_agent.stack.runtime import Runtime, live_runtime
 
 app = typer.Typer(
     help="The operator of a rented GPU proving fleet.",

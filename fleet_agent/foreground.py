@@ -15,9 +15,9 @@ from fleet_agent.domain.run import RunRequest
 from fleet_agent.domain.triggers import Trigger
 from fleet_agent.errors import DatabaseUnreachable, FixSetup
 from fleet_agent.printing import Row, run_line
-from fleet_agent.runtime import Runtime
 from fleet_agent.settings import Settings, missing_for_up
-from fleet_agent.stack import Simulation, StackPlan, running
+from fleet_agent.stack.runtime import Runtime
+from fleet_agent.stack.tree import Simulation, StackPlan, running
 from fleet_agent.store import reading, steering
 from fleet_agent.store.database import Database, open_database
 from fleet_agent.store.installation import read_clock
@@ -59,14 +59,11 @@ async def run_up(settings: Settings, *, tell: Tell) -> int:
         for line in missing:
             tell(f"  {line}")
         raise FixSetup(f"{len(missing)} settings are missing", "`fleet-agent demo` needs none")
-    billing = "nothing is known of boxes"
-    async with running(StackPlan(settings), tell) as runtime:
+    plan = StackPlan(settings, last_look=lambda database: tell(_what_bills(database, settings.fleet)))
+    async with running(plan, tell) as runtime:
         _tell_where(runtime, tell)
-        billing = _what_bills(runtime, settings.fleet)
         async for row in _ended_runs(runtime, settings.fleet):
             tell(run_line(row))
-            billing = _what_bills(runtime, settings.fleet)
-    tell(f"Stopped: {billing}.")
     return 0
 
 
@@ -144,19 +141,15 @@ async def _ended_flow_run(orchestrator: PrefectOrchestrator, flow_run_id: str) -
     return flow_run
 
 
-def _what_bills(runtime: Runtime, fleet: str) -> str:
-    """What a person must know who stops the tree now."""
-    database = open_database(runtime.database_url)
-    try:
-        with database.transaction() as tx:
-            found = reading.status(tx, fleet, now=read_clock(database).now())
-    finally:
-        database.close()
+def _what_bills(database: Database, fleet: str) -> str:
+    """What a person must know who has stopped the tree: the run at hand, which may have rented, is over by now."""
+    with database.transaction() as tx:
+        found = reading.status(tx, fleet, now=read_clock(database).now())
     boxes, in_flight = found["boxes"], found["in_flight"]
     if boxes + in_flight == 0:
-        return "no box is live, nothing bills"
+        return "No box is live, nothing bills."
     rate = show_rate(found["burn_usd_per_hour"] + found["in_flight_usd_per_hour"])
     return (
         f"{boxes + in_flight} box(es) go on billing {rate} and nothing watches them "
-        "→ `fleet-agent up` again, or `fleet-agent destroy-all`"
+        "→ fleet-agent up, or fleet-agent destroy-all"
     )

@@ -136,6 +136,8 @@ async def test_an_address_for_notifications_is_not_told(everything_logged: pytes
 
 async def test_control_without_the_quiet_start_a_signed_address_is_logged(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG)
+    for name in TALKATIVE:  # as in a new process: any test before this one may have made them quiet
+        caplog.set_level(logging.NOTSET, logger=name)
     market = market_over(answering(LOG_ADDRESS), PassingTime(), limits={})
 
     await told(market.logs(77, tail=5))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.stack import MAY_TAKE_TO_END, MAY_TAKE_TO_FINISH_A_RUN
+from fleet_agent.stack.tree import MAY_TAKE_TO_END, MAY_TAKE_TO_FINISH_A_RUN
 
 UNIT = Path(__file__).parents[2] / "infra" / "systemd" / "fleet-agent.service"
 

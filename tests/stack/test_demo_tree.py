@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from fleet_agent.deploy import PROJECT_DIR, WORK_POOL
-from fleet_agent.environments import of_prefect_client
+from fleet_agent.stack.environments import of_prefect_client
 from tests.postgres import temporary_folder
 from tests.stack.trees import PLANTED, Tree, ready
 from tests.stack.waiting import until

@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from fleet_agent.runtime import live_runtime
+from fleet_agent.stack.runtime import live_runtime
 from tests.postgres import temporary_folder
 from tests.stack.trees import ready, started
 from tests.stack.waiting import alive, until

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from fleet_agent import environments
-from fleet_agent.environments import PrefectPlace
 from fleet_agent.settings import Settings
+from fleet_agent.stack import environments
+from fleet_agent.stack.environments import PrefectPlace
 
 PLACE = PrefectPlace(port=4717, prefect_home=Path("/nonexistent"), auth_string="fleet:made-up")
 SETTINGS = Settings.model_construct(vast_api_key=SecretStr("vast"), model_api_key=SecretStr("model"))

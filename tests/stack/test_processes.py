@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from fleet_agent.errors import FleetAgentError
-from fleet_agent.orphans import read_groups
-from fleet_agent.processes import Command, Guardian, Process, last_words
+from fleet_agent.stack.orphans import read_groups
+from fleet_agent.stack.processes import Command, Guardian, Process, last_words
 from tests.stack.waiting import alive, until
 
 LONG = timedelta(seconds=30)
@@ -148,7 +148,7 @@ async def test_a_log_that_has_grown_large_is_put_aside_once(tmp_path: Path) -> N
 def test_the_children_of_a_killed_parent_end_because_of_the_guardian(tmp_path: Path, guarded: bool) -> None:
     script = f"""
 import contextlib, subprocess, sys, time
-from fleet_agent.processes import Guardian
+from fleet_agent.stack.processes import Guardian
 with Guardian() if {guarded} else contextlib.nullcontext() as guardian:
     child = subprocess.Popen([sys.executable, "-c", {OBEYS!r}], start_new_session=True, stdout=subprocess.DEVNULL)
     if guardian:

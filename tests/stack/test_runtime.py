@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fleet_agent.errors import FixSetup
-from fleet_agent.runtime import Runtime, Simulators, live_runtime, only_tree, publish
 from fleet_agent.settings import Settings
+from fleet_agent.stack.runtime import Runtime, Simulators, live_runtime, only_tree, publish
 
 
 def runtime_in(data_dir: Path, simulators: Simulators | None = None) -> Runtime:
@@ -51,7 +51,7 @@ def test_what_a_killed_tree_left_is_not_believed_even_if_its_number_lives_again(
     script = f"""
 import os
 from pathlib import Path
-from fleet_agent.runtime import only_tree, publish
+from fleet_agent.stack.runtime import only_tree, publish
 from tests.stack.test_runtime import runtime_in
 with only_tree(Path({str(tmp_path)!r})):
     publish(runtime_in(Path({str(tmp_path)!r})).model_copy(update={{"pid": {1}}}))

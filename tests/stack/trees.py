@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from fleet_agent.runtime import Runtime, live_runtime
+from fleet_agent.stack.runtime import Runtime, live_runtime
 from tests.stack.waiting import alive, until
 
 FLEET_AGENT = (sys.executable, "-c", "from fleet_agent.cli import main; main()")

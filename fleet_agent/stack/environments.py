@@ -12,8 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet_agent.runtime import Runtime
 from fleet_agent.settings import Settings
+from fleet_agent.stack.runtime import Runtime
 
 ANY_PROGRAM = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 WHO_REACHES_OUT = ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR")

@@ -29,14 +29,14 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from fleet_agent import environments
 from fleet_agent.clients.prefect_api import PrefectOrchestrator, open_client
 from fleet_agent.deploy import PROJECT_DIR, WORK_POOL
-from fleet_agent.environments import PrefectPlace
 from fleet_agent.errors import FixSetup, FleetAgentError
-from fleet_agent.processes import Command, Guardian, Process
-from fleet_agent.runtime import Runtime, Simulators, only_tree, publish
 from fleet_agent.settings import Settings
+from fleet_agent.stack import environments
+from fleet_agent.stack.environments import PrefectPlace
+from fleet_agent.stack.processes import Command, Guardian, Process
+from fleet_agent.stack.runtime import Runtime, Simulators, only_tree, publish
 from fleet_agent.store import migrate
 from fleet_agent.store.database import Database, Timeline, open_database
 from fleet_agent.store.embedded import EmbeddedPostgres, ensure_running
@@ -82,12 +82,14 @@ def _nothing(_: Database) -> None:
 class StackPlan:
     """What to start. With a simulation: on free ports, with databases made anew, and with made-up keys.
 
-    `prepare` is called with the fleet's database once its tables are there and before anything runs.
+    `prepare` is called with the fleet's database once its tables are there and before anything runs; `last_look` at the
+    end, when nothing runs any more but the database.
     """
 
     settings: Settings
     simulation: Simulation | None = None
     prepare: Callable[[Database], object] = _nothing
+    last_look: Callable[[Database], object] = _nothing
 
     @property
     def data_dir(self) -> Path:
@@ -191,6 +193,7 @@ class _Tree:
             await self._ends.enter_async_context(open_client(place.api_url, place.auth_string))
         )
         fleet_url, prefect_url = await self._start_databases()
+        self._ends.push_async_callback(asyncio.to_thread, _look_at_fleet, fleet_url, self._plan.last_look)
         runtime = Runtime(
             pid=os.getpid(),
             data_dir=self._plan.data_dir,
@@ -358,6 +361,16 @@ def _prepare_fleet(url: str, plan: StackPlan) -> Timeline:
         return timeline(database)
     finally:
         database.close()
+
+
+def _look_at_fleet(url: str, look: Callable[[Database], object]) -> None:
+    """A database that has gone away, or never got its tables, has nothing to show."""
+    with suppress(FleetAgentError):
+        database = open_database(url)
+        try:
+            look(database)
+        finally:
+            database.close()
 
 
 def _server(place: PrefectPlace, database_url: str, prefect: PrefectOrchestrator) -> Command:

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fleet_agent import orphans
 from fleet_agent.errors import FleetAgentError
+from fleet_agent.stack import orphans
 
 LARGEST_LOG = 5_000_000
 """Bytes of a log from which the next start begins a new one and keeps this one as the only older one."""

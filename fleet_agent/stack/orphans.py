@@ -4,7 +4,7 @@ It reads from a pipe which only the root holds open: `+PGID` when a process grou
 When the pipe closes, the root is gone; what then still runs is ended, the last started first. After an orderly stop
 there is nothing left to end. Only the standard library, so that it is there before anything else and costs little:
 
-    python -I fleet_agent/orphans.py
+    python -I fleet_agent/stack/orphans.py
 """
 
 from __future__ import annotations
