@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup demo test check fix lock bench-run
+.PHONY: setup demo test check fix lock bench-run bench-tree
 
 setup: $(VENV)/.ready
 demo: $(VENV)/.ready            ## the whole system against the simulator; ARGS="--runs 3"
@@ -25,6 +25,9 @@ fix: $(VENV)/.dev
 
 bench-run: $(VENV)/.dev         ## one run without model and provider time, as one line of JSON
 	@$(BIN)/python -m tests.benchmarks.run
+
+bench-tree: $(VENV)/.dev        ## memory of each process, and run-now to the first line, as one line of JSON
+	@$(BIN)/python -m tests.benchmarks.tree
 
 $(VENV)/.ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or later is needed, this is " + sys.version.split()[0] + " → make PYTHON=python3.11")'

@@ -97,14 +97,12 @@ class Box(Frozen):
     label: str
     vast_id: int | None
     machine_id: int
-    offer_id: int
     gpu_name: str
     num_gpus: int
     usd_per_hour: Decimal
     stage: Stage
     rented_at: datetime
     protected: bool
-    misses: int
 
 
 LABEL_PREFIX = "fa"

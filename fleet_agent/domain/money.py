@@ -1,11 +1,12 @@
 """Amounts of money: always Decimal, always US dollars, the unit in the name.
 
-`Usd` is an amount, `UsdPerHour` a rate. Floats enter only at the edge (the provider's JSON) and pass through
-`usd()` or `usd_per_hour()`, which go by the printed digits and never by the binary value.
+`Usd` is an amount, `UsdPerHour` a rate. Numbers from outside become Decimal by their printed digits, at the edge; a
+binary float never takes part in a sum.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from typing import NewType
@@ -13,32 +14,19 @@ from typing import NewType
 Usd = NewType("Usd", Decimal)
 UsdPerHour = NewType("UsdPerHour", Decimal)
 
-NO_USD = Usd(Decimal(0))
-NO_USD_PER_HOUR = UsdPerHour(Decimal(0))
+LONGEST_RUNWAY = timedelta(days=365)
 
 
-def usd(value: Decimal | float | int | str) -> Usd:
-    return Usd(_exact(value))
-
-
-def usd_per_hour(value: Decimal | float | int | str) -> UsdPerHour:
-    return UsdPerHour(_exact(value))
-
-
-def total(rates: list[UsdPerHour]) -> UsdPerHour:
+def total(rates: Iterable[UsdPerHour]) -> UsdPerHour:
     return UsdPerHour(sum(rates, start=Decimal(0)))
 
 
-def cost(rate: UsdPerHour, duration: timedelta) -> Usd:
-    return Usd(rate * Decimal(duration.total_seconds()) / 3600)
-
-
 def runway(credit: Usd, burn: UsdPerHour) -> timedelta | None:
-    """How long `credit` lasts at `burn`; None when nothing is burnt."""
+    """How long `credit` lasts at `burn`, at most a year; None when nothing is burnt."""
     if burn <= 0:
         return None
-    hours = min(credit / burn, Decimal(24 * 365))
-    return max(timedelta(0), timedelta(hours=float(hours)))
+    seconds = min(credit / burn * 3600, Decimal(LONGEST_RUNWAY.total_seconds()))
+    return max(timedelta(0), timedelta(seconds=float(seconds)))
 
 
 def show_usd(amount: Decimal) -> str:
@@ -50,7 +38,3 @@ def show_usd(amount: Decimal) -> str:
 def show_rate(rate: Decimal) -> str:
     """`$0.412/h`."""
     return f"${rate.quantize(Decimal('0.001'), ROUND_HALF_UP)}/h"
-
-
-def _exact(value: Decimal | float | int | str) -> Decimal:
-    return value if isinstance(value, Decimal) else Decimal(str(value))

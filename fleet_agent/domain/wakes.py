@@ -29,7 +29,6 @@ class NewWake(Frozen):
     """The request becomes a row."""
 
     wake_at: datetime
-    reason: str
     answer: str
 
 
@@ -39,7 +38,7 @@ class NoWake(Frozen):
     answer: str
 
 
-def answer_request(after: timedelta, reason: str, *, now: datetime, pending: Sequence[datetime]) -> NewWake | NoWake:
+def answer_request(after: timedelta, *, now: datetime, pending: Sequence[datetime]) -> NewWake | NoWake:
     """What to do with the request "look again `after` from now"; `pending` are the times of the pending wakes."""
     shortest, longest = HEARTBEAT_COVERS
     if shortest <= after <= longest:
@@ -52,7 +51,7 @@ def answer_request(after: timedelta, reason: str, *, now: datetime, pending: Seq
     if len(pending) >= MOST_PENDING:
         return NoWake(answer=f"Nothing stored: {MOST_PENDING} wakes are pending, the most there may be.")
     note = "" if clamped == after else f" (asked for {_minutes(after)}, allowed are 1 minute to 7 days)"
-    return NewWake(wake_at=wake_at, reason=reason, answer=f"Wake set for {wake_at:%Y-%m-%d %H:%M:%S} UTC{note}.")
+    return NewWake(wake_at=wake_at, answer=f"Wake set for {wake_at:%Y-%m-%d %H:%M:%S} UTC{note}.")
 
 
 def _minutes(duration: timedelta) -> str:

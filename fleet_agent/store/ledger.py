@@ -329,14 +329,12 @@ def boxes(tx: Session, fleet: str) -> tuple[Box, ...]:
             label=row.label,
             vast_id=row.vast_id,
             machine_id=row.machine_id,
-            offer_id=row.offer_id or 0,
             gpu_name=row.gpu_name,
             num_gpus=row.num_gpus,
             usd_per_hour=row.agreed_usd_per_hour if row.seen_usd_per_hour is None else row.seen_usd_per_hour,
             stage=Stage(row.stage),
             rented_at=row.rented_at,
             protected=row.protected,
-            misses=row.misses,
         )
         for row in rows
     )

@@ -15,7 +15,7 @@ from fleet_agent.store.tables import WakeStatus
 def ask(tx: Session, fleet: str, after: timedelta, reason: str, *, asked_by: str, now: datetime) -> NewWake | NoWake:
     """Store a wake if the request is worth one. To be called within `Database.exclusive`."""
     session.state(tx, fleet)
-    answer = answer_request(after, reason, now=now, pending=[wake.wake_at for wake in pending(tx, fleet)])
+    answer = answer_request(after, now=now, pending=[wake.wake_at for wake in pending(tx, fleet)])
     if isinstance(answer, NewWake):
         tx.add(tables.Wake(fleet=fleet, wake_at=answer.wake_at, reason=reason, asked_by=asked_by, asked_at=now))
     return answer

@@ -2,8 +2,8 @@
 
     make bench-run
 
-A manual run that asks the model once and changes nothing, on the simulated world with a durable database. Beside it the
-same run as it is without the signs of a neighbour: everything included. The last line is one JSON object.
+A manual run that asks the model once and changes nothing, on the simulated world with a durable database. `beside` has
+the same runs with their simulated neighbours included. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -29,10 +29,24 @@ RUNS = 40
 
 @dataclass
 class Stopwatch:
-    """Wall and CPU seconds spent inside the neighbours' calls."""
+    """Wall and CPU seconds while at least one call to a neighbour is under way: they are asked side by side."""
 
     wall: float = 0.0
     cpu: float = 0.0
+    under_way: int = 0
+    _began: tuple[float, float] = (0.0, 0.0)
+
+    def __enter__(self) -> None:
+        if self.under_way == 0:
+            self._began = (time.perf_counter(), time.process_time())
+        self.under_way += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.under_way -= 1
+        if self.under_way == 0:
+            wall, cpu = self._began
+            self.wall += time.perf_counter() - wall
+            self.cpu += time.process_time() - cpu
 
 
 class Timed:
@@ -48,12 +62,8 @@ class Timed:
 
     def _timed(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def timed(*args: Any, **kwargs: Any) -> Any:
-            wall, cpu = time.perf_counter(), time.process_time()
-            try:
+            with self._watch:
                 return await call(*args, **kwargs)
-            finally:
-                self._watch.wall += time.perf_counter() - wall
-                self._watch.cpu += time.process_time() - cpu
 
         return timed
 
@@ -84,8 +94,12 @@ async def sample(fleet: Installation) -> tuple[float, float, float]:
     """Seconds of one run: the whole, its own wall time, its own CPU time in this process."""
     watch = Stopwatch()
     ports = fleet.ports
-    # Market and demand are asked at the same time, so only the slowest of them, the market, counts.
-    fleet.ports = replace(ports, market=Timed(ports.market, watch), model=Timed(ports.model, watch))
+    fleet.ports = replace(
+        ports,
+        market=Timed(ports.market, watch),
+        model=Timed(ports.model, watch),
+        demand=Timed(ports.demand, watch),
+    )
     wall, cpu = time.perf_counter(), time.process_time()
     await fleet.run()
     whole, whole_cpu = time.perf_counter() - wall, time.process_time() - cpu

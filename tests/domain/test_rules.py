@@ -44,8 +44,8 @@ def instance(**changes: Any) -> Instance:
 def box(**changes: Any) -> Box:
     values: dict[str, Any] = {
         "key": "r1-s1-c0-zzzz", "label": "fa/abc123/main/r1-s1-c0-zzzz", "vast_id": 101, "machine_id": 11,
-        "offer_id": 1, "gpu_name": "RTX 4090", "num_gpus": 1, "usd_per_hour": Decimal("0.40"), "stage": Stage.PROVING,
-        "rented_at": NOW, "protected": False, "misses": 0,
+        "gpu_name": "RTX 4090", "num_gpus": 1, "usd_per_hour": Decimal("0.40"), "stage": Stage.PROVING,
+        "rented_at": NOW, "protected": False,
     }  # fmt: skip
     return Box(**values | changes)
 

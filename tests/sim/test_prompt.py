@@ -18,14 +18,12 @@ BOX = Box(
     label="fa/abc123/main/r1-s1-c1-aaaa",
     vast_id=101,
     machine_id=20_001,
-    offer_id=5001,
     gpu_name="RTX 4090",
     num_gpus=1,
     usd_per_hour=Decimal("0.412"),
     stage=Stage.PROVING,
     rented_at=NOW - timedelta(minutes=35),
     protected=False,
-    misses=0,
 )
 OBSERVATION = Observation(
     taken_at=NOW,
