@@ -11,9 +11,9 @@ from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 
 from fleet_agent.domain.actions import tool_definitions
-from fleet_agent.domain.fleet import Frozen
 from fleet_agent.domain.money import show_usd
 from fleet_agent.domain.policy import Policy
+from fleet_agent.domain.values import Frozen
 from fleet_agent.errors import FixSetup, FleetAgentError, ModelUnusable
 from fleet_agent.ports import OfferQuery, Ports
 from fleet_agent.settings import Settings, missing_for_up

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from fleet_agent.domain.actions import Effect, Tool
 from fleet_agent.domain.context import CountTokens
 from fleet_agent.domain.demand import Demand
-from fleet_agent.domain.fleet import Box, Frozen, Inventory, Offer
+from fleet_agent.domain.fleet import Box, Inventory, Offer
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled, Unsettled
 from fleet_agent.domain.observation import Account, Observation
 from fleet_agent.domain.policy import Policy
@@ -34,6 +34,7 @@ from fleet_agent.domain.run import (
     Usage,
 )
 from fleet_agent.domain.triggers import Trigger
+from fleet_agent.domain.values import Frozen
 
 
 class Clock(Protocol):

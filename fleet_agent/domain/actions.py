@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fleet_agent.domain.fleet import Frozen
+from fleet_agent.domain.values import Frozen
 from fleet_agent.domain.verdict import Verdict
 
 Reason = Annotated[str, Field(min_length=3, max_length=500, description="why, in one sentence; it is kept in the log")]

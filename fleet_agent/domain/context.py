@@ -19,12 +19,12 @@ from datetime import datetime
 from typing import Any
 
 from fleet_agent.domain.actions import tool_definitions
-from fleet_agent.domain.fleet import Frozen
 from fleet_agent.domain.ledger import Unsettled
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.run import Claimed, Message, MessageKind, PastRun, Run, Standing
 from fleet_agent.domain.show import observation_block, utc
 from fleet_agent.domain.triggers import Event, Kind
+from fleet_agent.domain.values import Frozen
 from fleet_agent.errors import ContextTooLong
 
 TARGET_TOKENS = 27_000

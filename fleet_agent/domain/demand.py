@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from fleet_agent.domain.fleet import Frozen
+from fleet_agent.domain.values import Frozen
 
 
 class Demand(Frozen):

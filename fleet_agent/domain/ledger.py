@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from enum import StrEnum
 
-from fleet_agent.domain.fleet import Frozen, Offer
+from fleet_agent.domain.fleet import Offer
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Ruling
+from fleet_agent.domain.values import Frozen
 
 
 class ActionStatus(StrEnum):

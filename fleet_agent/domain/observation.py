@@ -12,8 +12,9 @@ from decimal import Decimal
 from typing import Generic, TypeVar
 
 from fleet_agent.domain.demand import Demand
-from fleet_agent.domain.fleet import LIVE_STAGES, Box, Frozen, Inventory
+from fleet_agent.domain.fleet import LIVE_STAGES, Box, Inventory
 from fleet_agent.domain.money import Usd, UsdPerHour, runway, total
+from fleet_agent.domain.values import Frozen
 
 Part = TypeVar("Part")
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationError, field_validator
 
-from fleet_agent.domain.fleet import Frozen
+from fleet_agent.domain.values import Frozen
 from fleet_agent.errors import PolicyInvalid
 
 Positive = Annotated[Decimal, Field(gt=0, max_digits=12, decimal_places=6)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleet_agent.domain.fleet import Frozen
 from fleet_agent.domain.money import show_rate, show_usd
 from fleet_agent.domain.observation import Known, Observation, Unknown
 from fleet_agent.domain.run import Closed, NothingToDo, Run
 from fleet_agent.domain.show import gpu
+from fleet_agent.domain.values import Frozen
 
 
 class Report(Frozen):

@@ -13,10 +13,11 @@ from enum import StrEnum
 from typing import TypeVar
 
 from fleet_agent.domain.actions import DestroyBox, Effect, NotifyHuman, RentBox
-from fleet_agent.domain.fleet import LIVE_STAGES, Box, Frozen, Inventory, Offer, Stage, ours
+from fleet_agent.domain.fleet import LIVE_STAGES, Box, Inventory, Offer, Stage, ours
 from fleet_agent.domain.money import UsdPerHour, show_rate, total
 from fleet_agent.domain.observation import Known, Unknown
 from fleet_agent.domain.policy import Policy
+from fleet_agent.domain.values import Frozen
 
 
 class Mode(StrEnum):

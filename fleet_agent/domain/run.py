@@ -9,11 +9,11 @@ from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 
-from fleet_agent.domain.fleet import Frozen
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Mode
 from fleet_agent.domain.triggers import Event, Kind, Trigger
+from fleet_agent.domain.values import Frozen
 from fleet_agent.domain.verdict import Verdict
 from fleet_agent.domain.wakes import Wake
 

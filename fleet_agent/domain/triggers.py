@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import Any
 
-from fleet_agent.domain.fleet import Frozen
+from fleet_agent.domain.values import Frozen
 
 
 class Trigger(StrEnum):

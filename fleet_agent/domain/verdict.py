@@ -10,7 +10,7 @@ import json
 import re
 from typing import cast
 
-from fleet_agent.domain.fleet import Frozen
+from fleet_agent.domain.values import Frozen
 
 _BLOCK = re.compile(r"<verdict>(.*?)</verdict>", re.DOTALL)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from fleet_agent.domain.fleet import Frozen
+from fleet_agent.domain.values import Frozen
 
 HEARTBEAT_COVERS = (timedelta(seconds=240), timedelta(seconds=360))
 SOONEST = timedelta(seconds=60)

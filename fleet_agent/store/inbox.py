@@ -14,8 +14,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from sqlmodel import col
 
-from fleet_agent.domain.fleet import Frozen
 from fleet_agent.domain.triggers import PRIORITY, Kind
+from fleet_agent.domain.values import Frozen
 from fleet_agent.store import session
 from fleet_agent.store.database import notify_bell
 from fleet_agent.store.tables import WAITS, Inbox
