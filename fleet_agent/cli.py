@@ -53,7 +53,12 @@ def main() -> None:
     except FleetAgentError as error:
         _stop(str(error), 1)
     except TyperException as error:
-        _stop(f"{error} → fleet-agent --help", 2)
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "fleet-agent"
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error)
+            sys.exit(2)
+        _stop(f"{error} → {command} --help", 2)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
 
@@ -134,8 +139,8 @@ def doctor() -> None:
 
 @app.command()
 def sim(
-    vast_port: Annotated[int, typer.Option(help="the market, and the demand under /demand")],
-    model_port: Annotated[int, typer.Option(help="the model, OpenAI's API under /v1")],
+    vast_port: Annotated[int, typer.Option(min=1, max=65535, help="the market, and the demand under /demand")],
+    model_port: Annotated[int, typer.Option(min=1, max=65535, help="the model, OpenAI's API under /v1")],
     seed: int = 0,
     speed: Annotated[float, typer.Option(min=0.001, help="business seconds per real second")] = 1,
     scenario: str = "calm-day",
@@ -145,6 +150,8 @@ def sim(
     from fleet_agent.sim import server
 
     _known(scenario)
+    if vast_port == model_port:
+        raise FixSetup(f"both ports are {vast_port}", "give each face a port of its own")
     arguments = [f"--vast-port={vast_port}", f"--model-port={model_port}", f"--seed={seed}", f"--speed={speed}"]
     key = [] if api_key is None else [f"--api-key={api_key}"]
     raise typer.Exit(server.main([*arguments, f"--scenario={scenario}", *key]))
@@ -174,7 +181,10 @@ def status(fleet: FleetName = None, as_json: AsJson = False) -> None:
     from fleet_agent.store import reading
 
     with _desk(fleet) as (desk, live), desk.database.transaction() as tx:
-        found = reading.status(tx, desk.fleet, now=desk.clock.now()) | {"tree": live and live.pid}
+        found = reading.status(tx, desk.fleet, now=desk.clock.now()) | {
+            "tree": live and live.pid,
+            "place": desk.place,
+        }
     print_json(found) if as_json else print_status(found)
 
 
@@ -211,7 +221,7 @@ def prompt(
     run: Annotated[int | None, typer.Option(help="the run whose newest request is shown; default: the next")] = None,
     fleet: FleetName = None,
 ) -> None:
-    """The exact request body that was or would be sent to the model, and its token count."""
+    """The exact request body that was or would be sent to the model, and its token count, estimated from above."""
     from fleet_agent import wiring
 
     async def next_request(desk: Desk, settings: Settings) -> tuple[dict[str, Any], int]:
@@ -293,22 +303,23 @@ def destroy_all(
     with _desk(fleet) as (desk, live):
         settings = _settings_of(live, fleet)
         if not yes:
-            where = "the demo" if live and live.simulators else settings.vast_url
-            typer.confirm(f"Destroy every box of fleet {desk.fleet} at {where}?", abort=True)
+            typer.confirm(f"Destroy every box of fleet {desk.fleet} in {desk.place}?", abort=True)
         asyncio.run(stop(desk, settings))
 
 
 @objective_app.command("get")
 def objective_get(fleet: FleetName = None) -> None:
+    """Show it."""
     with _desk(fleet) as (desk, _):
         _tell(controls.objective(desk) or "(none set)")
 
 
 @objective_app.command("set")
 def objective_set(text: str, fleet: FleetName = None) -> None:
-    with _desk(fleet) as (desk, _):
+    """Set it; an empty text takes it away."""
+    with _desk(fleet, may_begin=True) as (desk, _):
         controls.set_objective(desk, text)
-    _tell("Set. The next run sees it.")
+    _tell(f"{'Set' if text else 'Taken away'} for fleet {desk.fleet} in {desk.place}. The next run sees it.")
 
 
 @policy_app.command("get")
@@ -329,24 +340,37 @@ def policy_set(changes: Annotated[list[str], typer.Argument(metavar="KEY=VALUE�
     pairs = [change.partition("=") for change in changes]
     if any(not separator for _, separator, _ in pairs):
         raise FixSetup("a change is KEY=VALUE", "fleet-agent policy set limits.max_boxes=6")
-    with _desk(fleet) as (desk, _):
+    with _desk(fleet, may_begin=True) as (desk, _):
         controls.set_policy(desk, {key: value for key, _, value in pairs})
-    _tell("Set. In force for the next effect.")
+    _tell(f"Set for fleet {desk.fleet} in {desk.place}. In force for the next effect.")
 
 
 # --- where things are ------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _desk(fleet: str | None) -> Generator[tuple[Desk, Runtime | None]]:
-    """The database of the running tree, or the one that the settings name, started on demand."""
+def _desk(fleet: str | None, *, may_begin: bool = False) -> Generator[tuple[Desk, Runtime | None]]:
+    """The database of the running tree, or the one that the settings name, started on demand.
+
+    Only what sets something up may begin an installation or a fleet.
+    """
     from fleet_agent import wiring
+    from fleet_agent.store import reading
     from fleet_agent.store.installation import read_clock
 
     live = _live_tree(_settings(fleet))
     settings = _settings_of(live, fleet)
-    with wiring.open_store(settings) as database:
-        yield Desk(database=database, clock=read_clock(database), fleet=settings.fleet, who="cli"), live
+    place = f"the demo ({settings.data_dir})" if live and live.simulators else wiring.place_of(_settings(fleet))
+    with wiring.open_store(settings) if may_begin else wiring.find_store(settings) as database:
+        if not may_begin:
+            with database.transaction() as tx:
+                known = reading.fleets(tx)
+            if settings.fleet not in known:
+                raise FixSetup(
+                    f"there is no fleet {settings.fleet!r} in {place}", f"fleets: {', '.join(known) or 'none'}"
+                )
+        clock = read_clock(database)
+        yield Desk(database=database, clock=clock, fleet=settings.fleet, who="cli", place=place), live
 
 
 def _settings(fleet: str | None = None) -> Settings:

@@ -34,12 +34,13 @@ BETWEEN_LOOKS = timedelta(seconds=5)
 
 @dataclass(frozen=True)
 class Desk:
-    """Where a person sits: one fleet of one database. `who` stands in the audit."""
+    """Where a person sits: one fleet of one database. `who` stands in the audit, `place` is for the person's eyes."""
 
     database: Database
     clock: Clock
     fleet: str
     who: str
+    place: str
 
 
 # --- saying and steering ---------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ async def destroy_all(
         try:
             set_mode(desk, Mode.PAUSED)
             if await _destroyed_all(desk, market, ordered, tell):
-                tell("No box of this fleet is left. It stays paused until `fleet-agent resume`.")
+                tell(f"No box of fleet {desk.fleet} is left. It stays paused until `fleet-agent resume`.")
                 return
         except TryLater as error:
             tell(f"{error.cause}; trying again")
@@ -161,7 +162,9 @@ async def destroy_all(
 
 async def _destroyed_all(desk: Desk, market: Market, ordered: dict[int, str], tell: Callable[[str], None]) -> bool:
     """One pass; `ordered` has the key of the order for each box that was seen. True once nothing is left to do."""
-    ours_now, may_still_appear = _sight(desk, await market.inventory(), ordered)
+    inventory = await market.inventory()
+    ours_now, may_still_appear = _sight(desk, inventory, ordered)
+    tell(f"Fleet {desk.fleet} in {desk.place}: {len(ours_now)} of {len(inventory.instances)} boxes of the account.")
     if not ours_now and may_still_appear:
         tell(f"Waiting for {may_still_appear} rent(s) whose answer was lost.")
     for vast_id in ours_now:
@@ -183,7 +186,13 @@ def _sight(desk: Desk, inventory: Inventory, ordered: dict[int, str]) -> tuple[l
         # A paused fleet sends no rent, and a run that was killed leaves intents that nobody else would end.
         ledger.expire_intents(tx, desk.fleet, now=now)
         sightings.record_sighting(tx, desk.fleet, inventory, now=now)
-        ours_now = [i.id for i in inventory.instances if ours(i, installation=name, fleet=desk.fleet)]
+        # By label, and by the number that the ledger knows: a label can get lost at the provider.
+        numbers = {(box.vast_id, box.machine_id) for box in ledger.boxes(tx, desk.fleet)}
+        ours_now = [
+            instance.id
+            for instance in inventory.instances
+            if ours(instance, installation=name, fleet=desk.fleet) or (instance.id, instance.machine_id) in numbers
+        ]
         for vast_id in ours_now:
             if vast_id not in ordered:
                 ordered[vast_id] = ledger.order_destroy(tx, desk.fleet, vast_id, now=now)

@@ -10,6 +10,7 @@ is either consumed by the transaction that closes it or released for the next ru
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -77,10 +78,10 @@ async def run_cycle(request: RunRequest, ports: Ports) -> Report:
         try:
             return await _walk(talk)
         except FleetAgentError as error:
-            await _fail(talk, exit_reason=type(error).__name__, cause=str(error))
+            await _fail(talk, exit_reason=_in_words(error), cause=str(error))
             return failed_report(talk.run, reason_of(talk.claimed), cause=str(error))
         except BaseException as error:
-            await _fail(talk, exit_reason=type(error).__name__, cause=f"{type(error).__name__}: {error}")
+            await _fail(talk, exit_reason=_in_words(error), cause=f"{type(error).__name__}: {error}")
             raise
 
 
@@ -327,6 +328,11 @@ async def _fail(talk: Talk, *, exit_reason: str, cause: str) -> None:
     """As far as it can be recorded while the database may be the trouble: the next run opens anew either way."""
     with suppress(FleetAgentError):
         await talk.ports.journal.fail_run(talk.run, exit_reason=exit_reason, summary=cause)
+
+
+def _in_words(error: BaseException) -> str:
+    """`KeyRefused` → "key refused": errors are named so that their names can be read."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
 
 
 @asynccontextmanager

@@ -48,7 +48,7 @@ async def examine(
         return
     try:
         async with ports() as opened:
-            for name, check in _neighbours(opened, policy()):
+            for name, check in _neighbours(opened, policy(), settings):
                 yield await _finding(name, check)
     except FleetAgentError as error:
         yield Finding(well=False, sentence=f"neighbours: {error}")
@@ -61,9 +61,9 @@ async def _finding(name: str, check: Check) -> Finding:
         return Finding(well=False, sentence=f"{name}: {error}")
 
 
-def _neighbours(ports: Ports, policy: Policy) -> Sequence[tuple[str, Check]]:
+def _neighbours(ports: Ports, policy: Policy, settings: Settings) -> Sequence[tuple[str, Check]]:
     return (
-        ("policy", lambda: _launch(policy)),
+        ("policy", lambda: _launch(policy, settings)),
         ("vast.ai account", lambda: _account(ports)),
         ("vast.ai boxes", lambda: _boxes(ports)),
         ("vast.ai offers", lambda: _offers(ports, policy)),
@@ -72,12 +72,22 @@ def _neighbours(ports: Ports, policy: Policy) -> Sequence[tuple[str, Check]]:
     )
 
 
-async def _launch(policy: Policy) -> str:
+async def _launch(policy: Policy, settings: Settings) -> str:
     if not policy.launch.image:
         raise FixSetup(
             "no image to launch, so nothing can be rented", "fleet-agent policy set launch.image=NAME@sha256:DIGEST"
         )
+    unset = _unset_box_variables(policy, settings)
+    if unset:
+        raise FixSetup(
+            f"launch.env names {', '.join(unset)}, so renting fails", "add it to FLEET_BOX_ENV, restart `up`"
+        )
     return f"launches {policy.launch.image}"
+
+
+def _unset_box_variables(policy: Policy, settings: Settings) -> list[str]:
+    wanted = {value[1:] for value in policy.launch.env.values() if value.startswith("$")}
+    return sorted(wanted - set(settings.box_env))
 
 
 async def _account(ports: Ports) -> str:

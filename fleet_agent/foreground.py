@@ -18,7 +18,7 @@ from fleet_agent.printing import Row, run_line
 from fleet_agent.settings import Settings, missing_for_up
 from fleet_agent.stack.runtime import Runtime
 from fleet_agent.stack.tree import Simulation, StackPlan, running
-from fleet_agent.store import reading, steering
+from fleet_agent.store import reading, session, steering
 from fleet_agent.store.database import Database, open_database
 from fleet_agent.store.installation import read_clock
 from fleet_agent.store.tables import RunStatus
@@ -40,7 +40,7 @@ async def run_demo(settings: Settings, *, runs: int | None, scenario: str, speed
     shown: list[Row] = []
     confirmed = True  # a demo that is ended by Ctrl-C has nothing to confirm
     async with running(plan, tell) as runtime:
-        _tell_where(runtime, tell)
+        _tell_where(runtime, tell, speed=speed)
         async for row in _ended_runs(runtime, settings.fleet):
             tell(run_line(row))
             shown.append(row)
@@ -59,7 +59,11 @@ async def run_up(settings: Settings, *, tell: Tell) -> int:
         for line in missing:
             tell(f"  {line}")
         raise FixSetup(f"{len(missing)} settings are missing", "`fleet-agent demo` needs none")
-    plan = StackPlan(settings, last_look=lambda database: tell(_what_bills(database, settings.fleet)))
+    plan = StackPlan(
+        settings,
+        prepare=lambda database: _begin_fleet(database, settings.fleet),
+        last_look=lambda database: tell(_what_bills(database, settings.fleet)),
+    )
     async with running(plan, tell) as runtime:
         _tell_where(runtime, tell)
         async for row in _ended_runs(runtime, settings.fleet):
@@ -82,6 +86,12 @@ async def run_once(settings: Settings) -> Report:
 # --- what is shown ---------------------------------------------------------------------------------------------------
 
 
+def _begin_fleet(database: Database, fleet: str) -> None:
+    """So that other commands find it before its first run."""
+    with database.exclusive(fleet) as tx:
+        session.state(tx, fleet)
+
+
 def _prepare_demo(database: Database, fleet: str) -> None:
     """What a person would set before the first run."""
     now = read_clock(database).now()
@@ -90,8 +100,12 @@ def _prepare_demo(database: Database, fleet: str) -> None:
         steering.change_policy(tx, fleet, {"launch.image": DEMO_IMAGE}, who="demo", now=now)
 
 
-def _tell_where(runtime: Runtime, tell: Tell) -> None:
+def _tell_where(runtime: Runtime, tell: Tell, *, speed: float = 1) -> None:
     tell(f"Prefect: {runtime.ui_url} (to log in, paste {runtime.auth_string})")
+    if speed != 1:
+        tell(
+            f"Business time runs {speed:g} times faster than real time, and the times that are shown are business time."
+        )
     tell("Ready. Runs, as they end:")
 
 

@@ -45,6 +45,7 @@ def print_status(found: Row) -> None:
     next_wake = found["next_wake_at"]
     lines = {
         "fleet": f"{found['fleet']} (installation {found['installation']})",
+        "place": found["place"],
         "tree": f"running (pid {found['tree']})" if found["tree"] else "not running: nothing watches",
         "mode": found["mode"],
         "boxes": f"{found['boxes']} live, {found['in_flight']} in flight",

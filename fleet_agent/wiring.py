@@ -24,12 +24,14 @@ from fleet_agent.ports import Clock, Notifier, Ports
 from fleet_agent.settings import Settings, missing_for_up
 from fleet_agent.store import migrate
 from fleet_agent.store.database import Database, open_database
-from fleet_agent.store.embedded import ensure_running
-from fleet_agent.store.installation import found_installation, read_clock, timeline
+from fleet_agent.store.embedded import ensure_running, has_data
+from fleet_agent.store.installation import found_installation, is_founded, read_clock, timeline
 from fleet_agent.store.journal import PostgresJournal
 from fleet_agent.store.pace import PostgresTurns
 
 FLEET_DATABASE = "fleet"
+
+WRONG_PLACE = "call it where your .env is, or set FLEET_DATA_DIR; `fleet-agent up` makes a new one"
 
 
 @contextmanager
@@ -43,6 +45,29 @@ def open_store(settings: Settings) -> Generator[Database]:
             yield database
         finally:
             database.close()
+
+
+@contextmanager
+def find_store(settings: Settings) -> Generator[Database]:
+    """The same where it exists already: nothing is made, so that a brake in the wrong folder does not brake thin air.
+
+    Raises DatabaseUnreachable, DatabaseUnusable, FixSetup where there is no installation.
+    """
+    if settings.database_url is None and not has_data(settings.data_dir):
+        raise FixSetup(f"there is no installation in {settings.data_dir}", WRONG_PLACE)
+    with _database_url(settings) as url:
+        database = open_database(url)
+        try:
+            if not is_founded(database):
+                raise FixSetup(f"there is no installation in {place_of(settings)}", WRONG_PLACE)
+            yield database
+        finally:
+            database.close()
+
+
+def place_of(settings: Settings) -> str:
+    """Where the fleet's database is, for a person: no password in it."""
+    return str(settings.data_dir) if settings.database_url is None else "the database of FLEET_DATABASE_URL"
 
 
 @contextmanager
@@ -60,7 +85,8 @@ async def open_ports(settings: Settings) -> AsyncGenerator[Ports]:
     """Everything a run reaches the world through. Raises FixSetup where a setting is missing."""
     missing = missing_for_up(settings)
     if missing:
-        raise FixSetup(f"{len(missing)} settings are missing", "; ".join(missing))
+        names = ", ".join(line.partition(":")[0] for line in missing)
+        raise FixSetup(f"settings are missing: {names}", "`fleet-agent doctor` says what each is")
     assert settings.model_url is not None
     assert settings.model_name is not None
     assert settings.demand_prometheus_url is not None

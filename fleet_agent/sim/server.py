@@ -19,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fleet_agent.sim.clock import WallClock
+from fleet_agent.sim.model_app import MODEL
 from fleet_agent.sim.policies import POLICIES
 from fleet_agent.sim.scenarios import CALM_DAY, SCENARIOS, Scenario
 from fleet_agent.sim.world import open_world
@@ -123,7 +124,21 @@ def _by_port(faces: Mapping[int, ASGIApp]) -> ASGIApp:
 
 def _addresses(vast_port: int, model_port: int) -> str:
     vast = f"http://{LOOPBACK}:{vast_port}"
-    return f"vast.ai {vast}\ndemand  {vast}/demand\nmodel   http://{LOOPBACK}:{model_port}/v1"
+    model = f"http://{LOOPBACK}:{model_port}/v1"
+    settings = {
+        "FLEET_VAST_URL": vast,
+        "FLEET_VAST_API_KEY": "made-up",
+        "FLEET_DEMAND_PROMETHEUS_URL": f"{vast}/demand",
+        "FLEET_MODEL_URL": model,
+        "FLEET_MODEL_NAME": MODEL,
+    }
+    return "\n".join(
+        [
+            *(f"vast.ai {vast}", f"demand  {vast}/demand", f"model   {model}"),
+            *("", "for an agent of yours:", *(f"  export {name}={value}" for name, value in settings.items())),
+            *("for the official command line:", f"  export VAST_URL={vast}; vastai --url {vast} show instances"),
+        ]
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -48,6 +48,8 @@ def of_server(place: PrefectPlace, database_url: str) -> dict[str, str]:
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": database_url,
         # Anybody on this machine could start runs and read logs, and any page in a browser too.
         "PREFECT_SERVER_API_AUTH_STRING": place.auth_string,
+        # By default the pages ask port 4200, whoever listens there; so they ask where they came from.
+        "PREFECT_SERVER_UI_API_URL": "/api",
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"{place.origin},http://localhost:{place.port}",
         # The newer pages load a script from a tracking company in the reader's browser, whatever the settings.
         "PREFECT_SERVER_UI_V2_ENABLED": "false",

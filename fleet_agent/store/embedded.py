@@ -181,6 +181,11 @@ class EmbeddedPostgres:
         return f"postgres@/{quote(database)}?host={quote(str(self._socket_dir), safe='')}&port={SETTINGS['port']}"
 
 
+def has_data(data_dir: Path) -> bool:
+    """Whether a server ever ran on this data folder. Looks, and makes nothing."""
+    return (data_dir / "postgres").exists()
+
+
 def ensure_running(data_dir: Path, *, durable: bool = True, system_dir: Path = SYSTEM_DIR) -> EmbeddedPostgres:
     """The server of this data folder: found running, or started, or created and started.
 

@@ -32,6 +32,11 @@ def found_installation(database: Database, *, origin: datetime | None = None, sp
         return installation(tx)
 
 
+def is_founded(database: Database) -> bool:
+    with database.transaction() as tx:
+        return tx.get(Installation, 1) is not None
+
+
 def installation(tx: Session) -> Installation:
     return tx.get_one(Installation, 1)
 

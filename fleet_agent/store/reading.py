@@ -37,6 +37,11 @@ def standing(tx: Session, fleet: str, *, epoch: int) -> Standing:
     )
 
 
+def fleets(tx: Session) -> list[str]:
+    """The fleets that somebody has begun."""
+    return list(tx.scalars(select(tables.SessionState.fleet).order_by(col(tables.SessionState.fleet))))
+
+
 def runs(tx: Session, fleet: str, *, last: int) -> list[dict[str, Any]]:
     """The newest runs, newest first; `seconds` is real time from opening to the end, None while it is open."""
     speed = installation(tx).clock_speed

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from fleet_agent import cli
+from fleet_agent.store import session
+from fleet_agent.store.database import open_database
+from fleet_agent.store.installation import found_installation
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,15 @@ class Said:
 
 
 Run = Callable[..., Said]
+
+
+def begin(database_url: str) -> None:
+    """An installation with the fleet `main`, as `up` leaves it."""
+    database = open_database(database_url)
+    found_installation(database, speed=60)  # the gaps that a simulated provider wants between two calls shrink with it
+    with database.exclusive("main") as tx:
+        session.state(tx, "main")
+    database.close()
 
 
 @pytest.fixture
@@ -31,6 +43,7 @@ def fleet_agent(
             monkeypatch.delenv(name)
     monkeypatch.setenv("FLEET_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("FLEET_DATABASE_URL", database_url)
+    begin(database_url)
 
     def run(*arguments: str, **settings: str) -> Said:
         for name, value in settings.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,30 @@ def test_an_invalid_policy_value_stores_nothing(fleet_agent: Run, change: str) -
     before = fleet_agent("policy", "get").out
     one_line(fleet_agent("policy", "set", "limits.max_boxes=7", change), 2, change.split("=")[0], "policy get")
     assert fleet_agent("policy", "get").out == before
+
+
+@pytest.mark.parametrize("verb", [["pause"], ["destroy-all", "--yes"], ["say", "hi"], ["status"], ["policy", "get"]])
+def test_a_fleet_that_nobody_began_is_no_fleet(fleet_agent: Run, verb: list[str]) -> None:
+    """A brake with a misspelt name must not say that it braked."""
+    one_line(fleet_agent(*verb, "--fleet", "mian"), 2, "no fleet 'mian'", "fleets: main")
+
+
+@pytest.mark.parametrize("verb", [["pause"], ["destroy-all", "--yes"], ["status"], ["runs"]])
+def test_a_folder_without_an_installation_is_named_and_left_alone(
+    fleet_agent: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: list[str]
+) -> None:
+    monkeypatch.delenv("FLEET_DATABASE_URL")
+    elsewhere = tmp_path / "elsewhere"
+    one_line(fleet_agent(*verb, FLEET_DATA_DIR=str(elsewhere)), 2, "no installation in", str(elsewhere))
+    assert not elsewhere.exists()
+
+
+def test_one_port_for_both_faces_of_the_simulator(fleet_agent: Run) -> None:
+    one_line(fleet_agent("sim", "--vast-port", "8101", "--model-port", "8101"), 2, "8101")
+
+
+def test_a_port_that_is_no_port(fleet_agent: Run) -> None:
+    one_line(fleet_agent("sim", "--vast-port", "99999", "--model-port", "8101"), 2, "sim --help")
 
 
 def test_an_empty_message(fleet_agent: Run) -> None:

@@ -39,7 +39,8 @@ def test_a_message_waits_for_the_next_run(fleet_agent: Run) -> None:
 
 def test_fleets_do_not_see_each_other(fleet_agent: Run) -> None:
     fleet_agent("objective", "set", "Only east.", "--fleet", "east")
-    assert fleet_agent("objective", "get", "--fleet", "west").out == "(none set)\n"
+    assert fleet_agent("objective", "get").out == "(none set)\n"
+    assert fleet_agent("objective", "get", "--fleet", "east").out == "Only east.\n"
 
 
 def test_a_light_verb_imports_neither_prefect_nor_openai() -> None:

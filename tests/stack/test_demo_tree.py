@@ -69,6 +69,12 @@ def test_a_page_of_another_origin_may_not_ask_prefect(demo: Tree) -> None:
     assert preflight(demo.runtime.ui_url).headers["access-control-allow-origin"] == demo.runtime.ui_url
 
 
+def test_prefects_pages_ask_the_server_that_served_them(demo: Tree) -> None:
+    """By default they ask port 4200, and would tell the password to whoever listens there."""
+    told = httpx.get(f"{demo.runtime.ui_url}/ui-settings", trust_env=False).json()
+    assert told["api_url"] == "/api"
+
+
 def test_everything_listens_on_loopback_alone(demo: Tree) -> None:
     listening = [
         connection.laddr.ip

@@ -47,7 +47,7 @@ async def test_a_wrong_key_of_the_provider_is_named(database_url: str) -> None:
         report = await fleet.run()
         assert report.failed is not None
         assert "FLEET_VAST_API_KEY" in report.failed
-        assert fleet.runs()[-1]["exit_reason"] == "KeyRefused"
+        assert fleet.runs()[-1]["exit_reason"] == "key refused"
 
 
 async def test_a_provider_that_does_not_answer_stops_nothing_but_itself(fleet: Installation) -> None:

@@ -14,7 +14,7 @@ from tests.world import Installation, installation
 
 
 def desk(fleet: Installation) -> Desk:
-    return Desk(database=fleet.database, clock=fleet.ports.clock, fleet=fleet.fleet, who="test")
+    return Desk(database=fleet.database, clock=fleet.ports.clock, fleet=fleet.fleet, who="test", place="here")
 
 
 def last_prompt(fleet: Installation) -> str:

@@ -22,7 +22,9 @@ from tests.world import IMAGE, Installation, installation, skip
 
 
 def set_mode(fleet: Installation, mode: Mode) -> None:
-    controls.set_mode(Desk(database=fleet.database, clock=fleet.ports.clock, fleet="main", who="test"), mode)
+    controls.set_mode(
+        Desk(database=fleet.database, clock=fleet.ports.clock, fleet="main", who="test", place="here"), mode
+    )
 
 
 CAPS: dict[str, tuple[Mapping[str, str], rules.Rule[RentBox]]] = {
@@ -181,8 +183,7 @@ async def test_the_emergency_stop_leaves_nothing_behind(fleet: Installation) -> 
     await fleet.heartbeat()
     fleet.sim.market.faults.arm("destroy_ignored", times=1)
     said: list[str] = []
-    desk = Desk(database=fleet.database, clock=fleet.ports.clock, fleet="main", who="test")
-    await controls.destroy_all(desk, fleet.ports.market, sleep=skip, tell=said.append)
+    await controls.destroy_all(desk_of(fleet), fleet.ports.market, sleep=skip, tell=said.append)
     assert fleet.sim.market.instances() == []
     assert fleet.status()["mode"] == "paused"
     assert {action["actor"] for action in fleet.actions("destroy_box")} == {"operator"}
@@ -195,6 +196,17 @@ async def test_an_offer_that_grew_dearer_is_not_rented(fleet: Installation) -> N
     assert {action["status"] for action in fleet.actions("rent_box")} == {"failed"}
     assert all("now costs" in action["outcome"] for action in fleet.actions("rent_box"))
     assert fleet.sim.market.creates == []
+
+
+@pytest.mark.parametrize("label", ["relabelled by hand", ""])
+async def test_the_emergency_stop_finds_a_box_that_lost_its_label(fleet: Installation, label: str) -> None:
+    """The ledger knows its number; the account's other boxes are left alone."""
+    await fleet.heartbeat()
+    theirs = rent_by_hand(fleet, label="somebody else's")
+    mine = next(box for box in fleet.sim.market.instances() if box is not theirs)
+    fleet.sim.market.set_label(mine.id, label)
+    await controls.destroy_all(desk_of(fleet), fleet.ports.market, sleep=skip, tell=lambda _: None)
+    assert fleet.sim.market.instances() == [theirs]
 
 
 class Passing:
