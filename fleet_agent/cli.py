@@ -190,7 +190,7 @@ def status(fleet: FleetName = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def runs(
-    last: Annotated[int, typer.Option(min=1, help="how many of the newest")] = 20,
+    last: Annotated[int, typer.Option(min=1, max=10_000, help="how many of the newest")] = 20,
     fleet: FleetName = None,
     as_json: AsJson = False,
 ) -> None:
@@ -204,7 +204,7 @@ def runs(
 
 @app.command("ledger")
 def show_ledger(
-    last: Annotated[int, typer.Option(min=1, help="how many of the newest")] = 50,
+    last: Annotated[int, typer.Option(min=1, max=10_000, help="how many of the newest")] = 50,
     fleet: FleetName = None,
     as_json: AsJson = False,
 ) -> None:
@@ -218,7 +218,7 @@ def show_ledger(
 
 @app.command()
 def prompt(
-    run: Annotated[int | None, typer.Option(help="the run whose newest request is shown; default: the next")] = None,
+    run: Annotated[int | None, typer.Option(min=1, max=2**62, help="whose newest request; default: the next")] = None,
     fleet: FleetName = None,
 ) -> None:
     """The exact request body that was or would be sent to the model, and its token count, estimated from above."""

@@ -19,9 +19,8 @@ from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Mode
 from fleet_agent.domain.run import Message, MessageKind, Run
 from fleet_agent.domain.triggers import Kind, Trigger
-from fleet_agent.errors import FixSetup, LookFirst, TryLater
+from fleet_agent.errors import AlreadyGone, FixSetup, LookFirst, TryLater
 from fleet_agent.ports import Clock, CountTokens, Market, Orchestrator, Ports
-from fleet_agent.steps.act import ask_to_destroy
 from fleet_agent.steps.observe import glance
 from fleet_agent.store import claims, ledger, reading, session, sightings, steering
 from fleet_agent.store.database import Database
@@ -161,40 +160,44 @@ async def destroy_all(
 
 
 async def _destroyed_all(desk: Desk, market: Market, ordered: dict[int, str], tell: Callable[[str], None]) -> bool:
-    """One pass; `ordered` has the key of the order for each box that was seen. True once nothing is left to do."""
-    inventory = await market.inventory()
-    ours_now, may_still_appear = _sight(desk, inventory, ordered)
-    tell(f"Fleet {desk.fleet} in {desk.place}: {len(ours_now)} of {len(inventory.instances)} boxes of the account.")
-    if not ours_now and may_still_appear:
-        tell(f"Waiting for {may_still_appear} rent(s) whose answer was lost.")
+    """One pass; `ordered` has the key of the order for each box so far. True once nothing is left to do."""
+    ours_now, may_still_appear = _sight(desk, await market.inventory(), ordered)
+    tell(f"Fleet {desk.fleet} in {desk.place}: {len(ours_now)} of its boxes live, {may_still_appear} may still appear.")
     for vast_id in ours_now:
-        try:
-            outcome, status = (await ask_to_destroy(market, vast_id)).sentence, ActionStatus.DONE
-        except (TryLater, LookFirst) as error:
-            outcome, status = error.cause, ActionStatus.UNKNOWN
-        tell(outcome)
-        with desk.database.exclusive(desk.fleet) as tx:
-            ledger.record_outcome(tx, ordered[vast_id], status, outcome, vast_id=None, now=desk.clock.now())
+        await _destroy(desk, market, vast_id, ordered[vast_id], tell)
     return not ours_now and not may_still_appear
 
 
 def _sight(desk: Desk, inventory: Inventory, ordered: dict[int, str]) -> tuple[list[int], int]:
-    """Our boxes in a good look, each with an order in the ledger, and how many lost rents may still become one."""
+    """The boxes that are ours, each with an order in the ledger, and how many rents may still become one.
+
+    Ours is what carries our label in the list, and what the ledger knows to live: a list can lag, a label can get lost.
+    """
     with desk.database.exclusive(desk.fleet) as tx:
         now = desk.clock.now()
         name = installation(tx).name
         # A paused fleet sends no rent, and a run that was killed leaves intents that nobody else would end.
         ledger.expire_intents(tx, desk.fleet, now=now)
         sightings.record_sighting(tx, desk.fleet, inventory, now=now)
-        # By label, and by the number that the ledger knows: a label can get lost at the provider.
-        numbers = {(box.vast_id, box.machine_id) for box in ledger.boxes(tx, desk.fleet)}
-        ours_now = [
-            instance.id
-            for instance in inventory.instances
-            if ours(instance, installation=name, fleet=desk.fleet) or (instance.id, instance.machine_id) in numbers
-        ]
-        for vast_id in ours_now:
+        listed = {i.id for i in inventory.instances if ours(i, installation=name, fleet=desk.fleet)}
+        known = {box.vast_id for box in ledger.boxes(tx, desk.fleet) if box.vast_id is not None}
+        for vast_id in listed | known:
             if vast_id not in ordered:
                 ordered[vast_id] = ledger.order_destroy(tx, desk.fleet, vast_id, now=now)
-        may_still_appear, _ = ledger.in_flight(tx, desk.fleet)
-    return ours_now, may_still_appear
+        return sorted(listed | known), ledger.may_still_appear(tx, desk.fleet)
+
+
+async def _destroy(desk: Desk, market: Market, vast_id: int, key: str, tell: Callable[[str], None]) -> None:
+    status, gone = ActionStatus.DONE, False
+    try:
+        await market.destroy(vast_id)
+        outcome = f"The provider accepted to destroy box {vast_id}."
+    except AlreadyGone:
+        outcome, gone = f"Box {vast_id} is gone.", True
+    except (TryLater, LookFirst) as error:
+        outcome, status = error.cause, ActionStatus.UNKNOWN
+    tell(outcome)
+    with desk.database.exclusive(desk.fleet) as tx:
+        ledger.record_outcome(tx, key, status, outcome, vast_id=None, now=desk.clock.now())
+        if gone:
+            ledger.unknown_to_provider(tx, desk.fleet, vast_id, now=desk.clock.now())

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from fleet_agent.domain.actions import (
+    LONGEST_SUMMARY,
     Effect,
     Finish,
     ListBoxes,
@@ -117,7 +118,15 @@ async def _walk(talk: Talk) -> Report:
                 talk.run, standing, new, observation, unsettled, talk.ports.clock.now(), talk.ports.count_tokens
             )
             await _say(talk, block, MessageKind.TRIGGER)
+            asked_before = talk.step
             closing = await _converse(talk, standing, observation)
+            if talk.step == asked_before:  # the time was over before the model saw any of it: the next run shows it
+                closing = closing.model_copy(
+                    update={
+                        "unseen": tuple(event.id for event in new.events),
+                        "unseen_wakes": tuple(wake.id for wake in new.wakes),
+                    }
+                )
         may_go_on = talk.turn < standing.policy.run.max_turns and _exhausted(standing.policy.run, talk) is None
         end = await talk.ports.journal.close_or_go_on(talk.run, closing, may_go_on=may_go_on)
         if isinstance(end, Closed):
@@ -179,7 +188,8 @@ async def _converse(talk: Talk, standing: Standing, observation: Observation) ->
         if not reply.calls:
             verdict = read_verdict(reply.text)
             if verdict is not None:
-                return _closing(verdict, without_verdict(reply.text) or reply.text, "verdict in text", observation)
+                summary = without_verdict(reply.text) or "The model gave its verdict without a word."
+                return _closing(verdict, summary[:LONGEST_SUMMARY], "verdict in text", observation)
             corrections += 1
             if corrections > MOST_CORRECTIONS:
                 return _derived_closing(talk, standing, observation, "no tool call and no verdict")

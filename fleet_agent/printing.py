@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from fleet_agent.domain.money import show_rate, show_usd
+from fleet_agent.domain.show import one_line
 
 Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], str]]
@@ -25,7 +26,7 @@ def print_rows(rows: Sequence[Row], columns: Sequence[Column], *, as_json: bool)
     if as_json:
         print_json(rows)
         return
-    cells = [[title for title, _ in columns], *([cell(row) for _, cell in columns] for row in rows)]
+    cells = [[title for title, _ in columns], *([one_line(cell(row)) for _, cell in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     edge = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in cells:
@@ -36,7 +37,7 @@ def run_line(row: Row) -> str:
     """One closed run as one line, for the demo and `up`."""
     return (
         f"#{row['run_id']:<4} {_trigger(row):<34} {_outcome(row):<14} {_tokens(row):>7} tokens  "
-        f"{show_usd(row['cost_usd']):>8}  {_seconds(row):>6}  {row['summary']}"
+        f"{show_usd(row['cost_usd']):>8}  {_seconds(row):>6}  {one_line(row['summary'])}"
     )
 
 
@@ -56,11 +57,15 @@ def print_status(found: Row) -> None:
         "objective": found["objective"] or "(none set)",
     }
     for name, text in lines.items():
-        print(f"{name:<10} {text}")
+        print(f"{name:<10} {one_line(text)}")
+    if found["quarantined"]:
+        print(f"{found['quarantined']} event(s) were put aside because runs kept failing under them.")
+    for question in found["questions"]:
+        print(f"QUESTION   {one_line(question)}")
 
 
 def _trigger(row: Row) -> str:
-    text = f"{row['trigger']}: {row['reason']}" if row["reason"] else row["trigger"]
+    text = one_line(f"{row['trigger']}: {row['reason']}" if row["reason"] else row["trigger"])
     return text if len(text) <= 34 else text[:33] + "…"
 
 

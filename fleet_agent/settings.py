@@ -166,6 +166,8 @@ class Settings(BaseSettings):
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, data_dir: Path) -> Path:
+        if not str(data_dir).isprintable():
+            raise ValueError("the path holds a control character")
         return Path(os.path.abspath(data_dir.expanduser()))
 
     @field_validator("notify_urls", mode="before")

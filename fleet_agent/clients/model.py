@@ -31,6 +31,7 @@ from tenacity import (
     wait_exponential_jitter,
 )
 
+from fleet_agent.clients.address import usable_address
 from fleet_agent.clients.pace import retry_after
 from fleet_agent.clients.secrecy import bare_address, quoted, sendable_key
 from fleet_agent.domain.run import ModelReply, ToolCall, Usage
@@ -56,6 +57,14 @@ ATTEMPTS = 4
 BACKOFF = wait_exponential_jitter(initial=1, max=20)
 MOST_CALLS = 8
 """Calls of one reply that are kept. More is a server or a model gone wrong; a run has better bounds for good ideas."""
+MOST_LETTERS = 200_000
+"""Letters of a text, or of the arguments of a call, that are kept. It is far more than the tokens a reply may have, and
+what is kept is written to the log and read back by every later run."""
+LONGEST_PROVIDER_ID = 200
+"""It is kept for people who compare our log with the server's."""
+MOST_TOKENS = 10_000_000
+"""A greater count is no count: no model has room for as many. It is taken for one that the server did not send, since
+one absurd figure would use up every budget at once, and the sums of a run must fit their columns."""
 
 WORTH_ANOTHER_TRY = {
     HTTPStatus.REQUEST_TIMEOUT,
@@ -87,7 +96,8 @@ class ChatOptions:
 
 
 def open_client(base_url: str, api_key: str | None, *, transport: AsyncBaseTransport | None = None) -> AsyncOpenAI:
-    """A client for `ChatModel`; close it when done. Raises KeyRefused for what cannot be a key.
+    """A client for `ChatModel`; close it when done. Raises KeyRefused for what cannot be a key, FixSetup where no
+    server can be at `base_url`.
 
     No redirect is followed, so the key stays with `base_url`. Local servers ask for no key, but the SDK insists on one.
     """
@@ -96,7 +106,7 @@ def open_client(base_url: str, api_key: str | None, *, transport: AsyncBaseTrans
 
     timeout = httpx2.Timeout(DEADLINE.total_seconds(), connect=5)
     return AsyncOpenAI(
-        base_url=base_url,
+        base_url=usable_address(base_url, "FLEET_MODEL_URL"),
         api_key=sendable_key(api_key or "no-key", CHECK_KEY),
         max_retries=0,
         http_client=httpx2.AsyncClient(transport=transport, timeout=timeout),
@@ -286,7 +296,8 @@ def normalize_reply(body: object, *, salt: str) -> ModelReply | NoReply:
     Whether there are calls is decided by the calls alone, never by a finish reason. Call ids are ours, for servers
     repeat theirs, omit them or insist on nine letters: they follow from `salt` and the position, so that one `salt` per
     request makes them unique in a conversation. Reasoning is dropped. Arguments are a JSON object in canonical form, or
-    `{}` and marked malformed.
+    `{}` and marked malformed, as are arguments of more than MOST_LETTERS: of half an object nothing can be said. Of a
+    longer text the beginning is kept.
     """
     answer = _dict(body)
     usage = _usage(_dict(answer.get("usage")))
@@ -321,9 +332,14 @@ def _read_error(error: object, usage: Usage) -> NoReply:
 
 def _text(content: object) -> str:
     """Plain text, whether it came as text, as nothing or in parts; parts that are no text are left out."""
-    if isinstance(content, str):
-        return _storable_text(content)
-    return _storable_text("".join(_text_of_part(part) for part in _list(content)))
+    text = content if isinstance(content, str) else "".join(_text_of_part(part) for part in _list(content))
+    return _beginning(_storable_text(text))
+
+
+def _beginning(text: str) -> str:
+    """`text`, or as much of it as is kept and how much is missing."""
+    dropped = len(text) - MOST_LETTERS
+    return text if dropped <= 0 else f"{text[:MOST_LETTERS]}… ({dropped} more letters were dropped)"
 
 
 def _text_of_part(part: object) -> str:
@@ -341,7 +357,7 @@ def _call(call: dict[str, Any], salt: str, position: int) -> ToolCall:
         # Servers refuse a history that holds any other letter, even one that they produced themselves.
         name=re.sub(r"[^a-zA-Z0-9_-]", "_", _words(function.get("name")) or "unnamed")[:64],
         arguments=arguments or "{}",
-        provider_id=_words(call.get("id")),
+        provider_id=_words(call.get("id"))[:LONGEST_PROVIDER_ID],
         malformed=arguments is None,
     )
 
@@ -354,16 +370,17 @@ def _minted_id(salt: str, position: int) -> str:
 
 
 def _object(arguments: object) -> str | None:
-    """A JSON object in canonical form, None where `arguments` is none; nothing at all means no arguments."""
+    """A JSON object in canonical form, None where it is none or too long; nothing at all means no arguments."""
     try:
         value = json.loads(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
         if not isinstance(value, dict | None):
             return None
-        return json.dumps(
+        canonical = json.dumps(
             _storable(value or {}), ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
         )
     except (ValueError, RecursionError):
         return None
+    return canonical if len(canonical) <= MOST_LETTERS else None
 
 
 def _storable(value: Any) -> Any:
@@ -392,7 +409,7 @@ def _usage(usage: dict[str, Any]) -> Usage:
 
 
 def _count(value: object) -> int:
-    return int(value) if isinstance(value, int | float) and 0 <= value < 1e12 else 0
+    return int(value) if isinstance(value, int | float) and 0 <= value <= MOST_TOKENS else 0
 
 
 def _words(value: object) -> str:

@@ -17,6 +17,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_attempt, wait_exponential
 
+from fleet_agent.clients.address import usable_address
 from fleet_agent.domain.triggers import Trigger
 from fleet_agent.errors import FixSetup, KeyRefused, TryLater
 
@@ -46,9 +47,12 @@ class FlowRun(BaseModel):
 
 
 def open_client(api_url: str, auth_string: str | None) -> httpx.AsyncClient:
-    """For the server whose API is at `api_url`; `auth_string` is `user:password`, None where it asks for none."""
+    """For the server whose API is at `api_url`; `auth_string` is `user:password`, None where it asks for none.
+
+    Raises FixSetup where no server can be at `api_url`.
+    """
     return httpx.AsyncClient(
-        base_url=api_url,
+        base_url=usable_address(api_url, "FLEET_PREFECT_PORT"),
         auth=None if auth_string is None else httpx.BasicAuth(*auth_string.split(":", 1)),
         timeout=httpx.Timeout(10, connect=3),
         trust_env=False,  # the server is on this machine or in this network; a proxy has no business between

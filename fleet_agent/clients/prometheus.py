@@ -11,7 +11,6 @@ Hence the check of the age, which also finds a Prometheus whose clock is behind.
 from __future__ import annotations
 
 import asyncio
-import math
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
@@ -19,6 +18,7 @@ from typing import Annotated, Any, Literal
 import httpx
 from pydantic import BaseModel, Field, ValidationError
 
+from fleet_agent.clients.address import usable_address
 from fleet_agent.clients.secrecy import quoted
 from fleet_agent.domain.demand import Demand
 from fleet_agent.errors import TryLater
@@ -27,6 +27,11 @@ from fleet_agent.ports import Clock
 OLDEST_SAMPLE = timedelta(minutes=5)
 DEADLINE = timedelta(seconds=20)
 """Real time for all five queries together."""
+
+TOO_MUCH = 1e12
+"""No queue holds so many proofs and none has waited so many seconds; what says so counts in another unit."""
+
+SETTING = "FLEET_DEMAND_PROMETHEUS_URL"
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,11 @@ class DemandQueries:
 
 
 def open_client(base_url: str) -> httpx.AsyncClient:
-    """A client for `PrometheusDemand`; close it when done. `base_url` is the address without /api/v1."""
-    return httpx.AsyncClient(base_url=base_url, timeout=httpx.Timeout(10, connect=5))
+    """A client for `PrometheusDemand`; close it when done. `base_url` is the address without /api/v1.
+
+    Raises FixSetup where no server can be at `base_url`.
+    """
+    return httpx.AsyncClient(base_url=usable_address(base_url, SETTING), timeout=httpx.Timeout(10, connect=5))
 
 
 class PrometheusDemand:
@@ -87,9 +95,7 @@ class PrometheusDemand:
         try:
             response = await self._client.get("/api/v1/query", params={"query": query})
         except httpx.RequestError as error:
-            raise TryLater(
-                f"Prometheus cannot be reached ({type(error).__name__})", "check FLEET_DEMAND_PROMETHEUS_URL"
-            ) from error
+            raise TryLater(f"Prometheus cannot be reached ({type(error).__name__})", f"check {SETTING}") from error
         sample = _only_sample(response, query)
         if sample is None:
             return None
@@ -114,7 +120,7 @@ def _only_sample(response: httpx.Response, query: str) -> Sample | None:
         answer = Answer.model_validate_json(response.content)
     except ValidationError as error:
         raise TryLater(
-            f"what answers {response.status_code} to `{query}` is no Prometheus", "check FLEET_DEMAND_PROMETHEUS_URL"
+            f"what answers {response.status_code} to `{query}` is no Prometheus", f"check {SETTING}"
         ) from error
     if answer.status == "error":
         raise TryLater(f"Prometheus refuses `{query}`: {quoted(answer.error)}", "correct the query")
@@ -137,8 +143,8 @@ def _sample(stamped: tuple[float, str], query: str) -> Sample:
         taken_at = datetime.fromtimestamp(stamped[0], UTC)
     except (ValueError, OverflowError, OSError) as error:
         raise TryLater(f"`{query}` yields {quoted(str(stamped))}", "correct the query") from error
-    if not math.isfinite(value) or value < 0:
-        raise TryLater(f"`{query}` yields {value}", "correct the query: a figure is finite and not negative")
+    if not 0 <= value < TOO_MUCH:  # nor is NaN
+        raise TryLater(f"`{query}` yields {value:g}", f"correct the query: a figure is from 0 to below {TOO_MUCH:g}")
     return Sample(value, taken_at)
 
 

@@ -4,8 +4,9 @@ Three rules shape this file, each paid for by somebody before us:
 
 - *Unknown is not empty.* A list of boxes counts only if every page was read, every row was understood, no box came
   twice and their number is the announced one. Anything else is `InventoryUnknown`, never a shorter list.
-- *An effect is sent once.* A create that was answered with 504, or not at all, may have made a box that is billed.
-  Only a call that certainly never left, or was plainly refused, is an ordinary failure; the rest is `LookFirst`.
+- *An effect is sent once.* A create that was answered with 504, or not at all, may have made a box that is billed; so
+  may one that a proxy refused, with whatever status, after it had passed it on. Only a call that certainly never left,
+  or was refused in words of vast.ai's own, is an ordinary failure; the rest is `LookFirst`.
 - *A status code says little.* A wrong key comes as 404, a vanished offer as 404 with `invalid_args`, a refusal as 200
   with `success: false`. So the body is read first.
 
@@ -16,6 +17,7 @@ Source for addresses, fields and limits: vast.ai's published API reference and i
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -33,6 +35,7 @@ from tenacity import (
     wait_fixed,
 )
 
+from fleet_agent.clients.address import address_fault, usable_address
 from fleet_agent.clients.pace import Pace, retry_after
 from fleet_agent.clients.secrecy import blanked, quoted, sendable_key
 from fleet_agent.clients.vast_wire import (
@@ -106,12 +109,13 @@ Document = TypeVar("Document", bound=BaseModel)
 
 
 def open_client(base_url: str, api_key: str, *, transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
-    """A client for `VastMarket`; close it when done. Raises KeyRefused for what cannot be a key.
+    """A client for `VastMarket`; close it when done. Raises KeyRefused for what cannot be a key, FixSetup where no
+    server can be at `base_url`.
 
     No redirect is followed, so the key stays with `base_url`.
     """
     return httpx.AsyncClient(
-        base_url=base_url,
+        base_url=usable_address(base_url, "FLEET_VAST_URL"),
         headers={"Authorization": f"Bearer {sendable_key(api_key, CHECK_KEY)}"},
         timeout=httpx.Timeout(15, connect=5),
         transport=transport,
@@ -244,6 +248,8 @@ class VastMarket:
 
     async def _fetch_log(self, address: str) -> str:
         """Poll the place where a log is going to appear. It is not vast.ai's own, so the key is not sent there."""
+        if fault := address_fault(address):
+            raise TryLater(f"the log could not be fetched: of its address, {fault}", NEXT_RUN)
         for _ in range(LOG_POLLS):
             request = self._client.build_request("GET", address)
             request.headers.pop("Authorization", None)
@@ -254,7 +260,7 @@ class VastMarket:
                         return await _end_of_text(response)
                 finally:
                     await response.aclose()
-            except (httpx.RequestError, httpx.InvalidURL) as error:
+            except httpx.RequestError as error:
                 # The error's own text would repeat the signed address.
                 raise TryLater(f"the log could not be fetched ({type(error).__name__})", NEXT_RUN) from None
             await self._sleep(LOG_POLL_GAP.total_seconds())
@@ -363,15 +369,33 @@ def _outcome_of_create(response: httpx.Response, secrets: tuple[str, ...]) -> in
         return made
     if made is not None:
         return LookFirst(f"vast.ai refused to rent and named a box all the same ({words})")
-    if _may_have_happened(response, said):
-        return LookFirst(f"vast.ai answered {response.status_code} to the renting of a box ({words})")
-    if refusal := _refusal_of_caller(response, said, CREATE, words):
+    if not _may_have_happened(response, said) and (refusal := _refusal_to_rent(response, said, words)):
         return refusal
+    return LookFirst(f"vast.ai answered {response.status_code} to the renting of a box ({words})")
+
+
+def _refusal_to_rent(response: httpx.Response, said: Said | None, words: str) -> FleetAgentError | None:
+    """What a refusal means that is worded as only vast.ai words it, None for any other.
+
+    The status is not enough: a proxy sends any of them, and may do so after vast.ai has made the box.
+    """
+    if _is_about_pace(response, said) or (said and said.is_about_key):
+        return _refusal_of_caller(response, said, CREATE, words)
     if said and said.is_about_credit:
         return StopRenting(f"the vast.ai account lacks credit ({words})", "add credit at vast.ai, Billing")
-    return ChooseAnother(
-        f"vast.ai refused to rent: {response.status_code}, {words}", "choose another offer from a new search"
-    )
+    if said and said.is_about_offer:
+        remedy = "choose another offer from a new search"
+        return ChooseAnother(f"vast.ai refused to rent: {response.status_code}, {words}", remedy)
+    return None
+
+
+def _is_about_pace(response: httpx.Response, said: Said | None) -> bool:
+    """Whether it is vast.ai itself that asks for fewer requests: in plain text, as a `detail` or with a code."""
+    if response.status_code != HTTPStatus.TOO_MANY_REQUESTS:
+        return False
+    if said and (said.detail or said.error == "rate_limit_exceeded"):
+        return True
+    return re.search("requests too frequent|threshold=", response.text) is not None
 
 
 def _failure_of_destroy(response: httpx.Response, vast_id: int, secrets: tuple[str, ...]) -> FleetAgentError | None:
@@ -392,11 +416,11 @@ def _failure_of_destroy(response: httpx.Response, vast_id: int, secrets: tuple[s
 def _may_have_happened(response: httpx.Response, said: Said | None) -> bool:
     """Whether an effect may have been carried out although the answer does not say so.
 
-    Only a refusal in so many words rules it out: a client error (408 is none: the server gave up waiting, perhaps
-    after it had read enough) or a readable `success: false`.
+    Only a refusal rules it out: a client error (408 is none: the server gave up waiting, perhaps after it had read
+    enough) that claims no success, or a readable `success: false`.
     """
     if response.is_client_error:
-        return response.status_code == HTTPStatus.REQUEST_TIMEOUT
+        return response.status_code == HTTPStatus.REQUEST_TIMEOUT or (said is not None and said.success is True)
     return not (response.is_success and said and said.success is False)
 
 

@@ -6,6 +6,7 @@ is. Unknown fields are ignored. Validation errors hide their input: an account d
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import Annotated, Any, Self
 
@@ -23,7 +24,12 @@ def _text_or_nothing(value: object) -> str:
 
 Words = Annotated[str, BeforeValidator(_text_or_nothing)]
 Epoch = Annotated[float, Field(ge=0, le=253_402_300_799, description="seconds since 1970, up to the year 9999")]
-Price = Annotated[Decimal, Field(ge=0, description="$/h")]
+Price = Annotated[Decimal, Field(ge=0, lt=10_000, description="$/h; nothing that is rented there costs nearly as much")]
+Id = Annotated[int, Field(ge=1, le=2**63 - 1, description="what a database can keep")]
+Gpus = Annotated[int, Field(ge=0, le=10_000)]
+
+CREDIT_CODES = {"missing_billing", "insufficient_credit"}
+OFFER_CODES = {"no_such_ask", "invalid_args", "invalid_price", "no_ssh_key", "no_ssh_key_for_vm"}
 
 
 class Said(Wire):
@@ -34,7 +40,7 @@ class Said(Wire):
     msg: Words = ""
     message: Words = ""
     detail: Words = ""
-    new_contract: int | None = None
+    new_contract: Id | None = None
 
     @property
     def words(self) -> str:
@@ -46,7 +52,11 @@ class Said(Wire):
 
     @property
     def is_about_credit(self) -> bool:
-        return self.error == "missing_billing" or "credit" in self.words.lower()
+        return self.error in CREDIT_CODES or re.search("(lacks|insufficient) credit", self.words.lower()) is not None
+
+    @property
+    def is_about_offer(self) -> bool:
+        return self.error in OFFER_CODES or "no_such_ask" in self.words
 
     @property
     def is_about_missing_box(self) -> bool:
@@ -64,9 +74,9 @@ def said_by(response: httpx.Response) -> Said | None:
 class InstanceRow(Wire):
     """A rented box. `start_date` and `dph_total` are in every row that the official client can print."""
 
-    id: int
-    machine_id: int
-    num_gpus: int
+    id: Id
+    machine_id: Id
+    num_gpus: Gpus
     dph_total: Price
     start_date: Epoch
     host_id: int | None = None
@@ -92,14 +102,14 @@ class InstancePage(Wire):
 class OfferRow(Wire):
     """An offer. `gpu_ram` and `cpu_ram` in MB, `inet_*` in Mb/s, `disk_space` in GB at most."""
 
-    id: int
-    machine_id: int
+    id: Id
+    machine_id: Id
     gpu_name: str
-    num_gpus: Annotated[int, Field(ge=1)]
+    num_gpus: Annotated[Gpus, Field(ge=1)]
     gpu_ram: int
     dph_total: Annotated[Price, Field(gt=0)]
     host_id: int | None = None
-    gpu_frac: float | None = None
+    gpu_frac: Annotated[float, Field(ge=0, le=1)] | None = None
     reliability: float | None = None
     reliability2: float | None = None
     verification: str | None = None

@@ -24,6 +24,9 @@ from fleet_agent.domain.verdict import Verdict
 Reason = Annotated[str, Field(min_length=3, max_length=500, description="why, in one sentence; it is kept in the log")]
 
 
+LONGEST_SUMMARY = 2000
+
+
 class Tool(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     name: ClassVar[str]
@@ -111,7 +114,7 @@ class Finish(Tool):
         str,
         Field(
             min_length=1,
-            max_length=2000,
+            max_length=LONGEST_SUMMARY,
             description="what you saw, decided and why, and your answer to any human message; later runs see only this",
         ),
     ]
@@ -149,7 +152,7 @@ def parse_call(name: str, arguments: str) -> Tool | Malformed:
         return Malformed(sentence=f"There is no tool {name[:60]!r}. The tools are: {', '.join(_BY_NAME)}.")
     try:
         parsed: object = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return Malformed(sentence=f"The arguments of {name} are not JSON. Nothing was done; call it again.")
     if not isinstance(parsed, dict):
         return Malformed(sentence=f"The arguments of {name} must be a JSON object. Nothing was done.")

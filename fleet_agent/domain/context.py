@@ -180,8 +180,11 @@ def _human(words: Sequence[str], count_tokens: CountTokens) -> list[str]:
     left = HUMAN_TOKENS
     for text in reversed(words):
         shown = cut(text, left, count_tokens)
-        left -= count_tokens(shown)
-        blocks.insert(0, f"[human]\n{shown or f'(a message of {len(text)} characters did not fit)'}\n[/human]")
+        if not shown:
+            return [f"({len(words) - len(blocks)} older messages do not fit; say so to the operator)", *blocks]
+        block = f"[human]\n{shown}\n[/human]"
+        left -= count_tokens(block)
+        blocks.insert(0, block)
     return blocks
 
 

@@ -38,9 +38,9 @@ class OfferFloors(Frozen):
     """What an offer must have before the model even sees it."""
 
     gpu_names: Annotated[tuple[str, ...], Field(description="allowed GPU names; empty: any")] = ()
-    min_gpu_ram_gb: Annotated[int, Field(ge=0, description="the prover's proving keys need about this much")] = 24
+    min_gpu_ram_gb: Annotated[int, Field(ge=0, le=10_000, description="the prover's keys need about this much")] = 24
     min_reliability: Annotated[float, Field(ge=0, le=1, description="the provider's own figure, 0 to 1")] = 0.95
-    min_inet_down_mbps: Annotated[int, Field(ge=0, description="parameter files are tens of GB")] = 200
+    min_inet_down_mbps: Annotated[int, Field(ge=0, le=1_000_000, description="parameter files are tens of GB")] = 200
     verified_only: Annotated[bool, Field(description="hosts the provider has verified")] = True
     whole_machine: Annotated[bool, Field(description="no neighbours on the other GPUs; proving needs CPU and RAM")] = (
         True
@@ -76,13 +76,21 @@ class RunBounds(Frozen):
 
     max_steps: Annotated[int, Field(ge=1, le=50, description="model calls of one run")] = 12
     max_turns: Annotated[int, Field(ge=1, le=10, description="passes over what was waiting")] = 3
-    max_tokens: Annotated[int, Field(ge=1000, description="tokens in and out of one run")] = 300_000
-    max_real_time: Annotated[timedelta, Field(description="shorter than the heartbeat: runs must not pile up")] = (
-        timedelta(seconds=240)
-    )
-    review_every: Annotated[timedelta, Field(description="an unchanged fleet is shown to the model this often")] = (
-        timedelta(minutes=60)
-    )
+    max_tokens: Annotated[int, Field(ge=1000, le=10_000_000, description="tokens in and out of one run")] = 300_000
+    max_real_time: Annotated[
+        timedelta,
+        Field(
+            ge=timedelta(seconds=30),
+            le=timedelta(seconds=240),
+            description="such as PT3M; shorter than the heartbeat, so that runs do not pile up",
+        ),
+    ] = timedelta(seconds=240)
+    review_every: Annotated[
+        timedelta,
+        Field(
+            ge=timedelta(0), le=timedelta(days=7), description="such as PT1H; an unchanged fleet is shown this often"
+        ),
+    ] = timedelta(minutes=60)
 
 
 class Policy(Frozen):
@@ -127,7 +135,7 @@ def _set(document: dict[str, Any], key: str, value: Any) -> None:
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from fleet_agent.domain.money import show_rate, show_usd
 from fleet_agent.domain.observation import Known, Observation, Unknown
 from fleet_agent.domain.run import Closed, NothingToDo, Run
-from fleet_agent.domain.show import gpu
+from fleet_agent.domain.show import gpu, one_line, printable
 from fleet_agent.domain.values import Frozen
 
 
@@ -50,7 +50,7 @@ def run_report(run: Run, reason: str, closed: Closed, observation: Observation, 
 
 **{_outcome(closed)}** · {closed.exit_reason} · {usage.tokens:,} tokens · {show_usd(usage.cost_usd)}
 
-{closed.summary}
+{printable(closed.summary)}
 
 ## Asked for, and what became of it
 {asked_for}
@@ -79,7 +79,7 @@ def run_report(run: Run, reason: str, closed: Closed, observation: Observation, 
 
 
 def _headline(run: Run, reason: str) -> str:
-    return f"#{run.run_id} {run.trigger.value}{f': {reason}' if reason else ''}"
+    return one_line(f"#{run.run_id} {run.trigger.value}{f': {reason}' if reason else ''}")
 
 
 def _outcome(closed: Closed) -> str:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from fleet_agent.domain.actions import DestroyBox, Effect, NotifyHuman, RentBox
-from fleet_agent.domain.fleet import LIVE_STAGES, Box, Inventory, Offer, Stage, ours
+from fleet_agent.domain.fleet import LIVE_STAGES, Box, Inventory, Offer, Stage, parse_label
 from fleet_agent.domain.money import UsdPerHour, show_rate, total
 from fleet_agent.domain.observation import Known, Unknown
 from fleet_agent.domain.policy import Policy
@@ -162,10 +162,14 @@ def box_is_ours(action: DestroyBox, situation: Situation) -> Refusal | None:
     if isinstance(situation.inventory, Unknown):
         return None
     listed = next((i for i in situation.inventory.value.instances if i.id == action.id), None)
-    if listed and not ours(listed, installation=situation.installation, fleet=situation.fleet):
-        return "not_ours", f"Box {action.id} carries no label of this fleet; it is not ours to destroy."
-    if situation.box(action.id) is None:
+    box = situation.box(action.id)
+    if box is None:
         return "not_ours", f"Box {action.id} is not a live box of this fleet."
+    # The ledger knows it by its label or by the answer to our own create; a label can get lost at the provider since.
+    if listed and (
+        parse_label(listed.label) not in (None, parse_label(box.label)) or listed.machine_id != box.machine_id
+    ):
+        return "not_ours", f"Box {action.id} carries another fleet's label or is another machine now; hands off."
     return None
 
 
@@ -206,7 +210,7 @@ RENT_RULES: tuple[Rule[RentBox], ...] = (
 DESTROY_RULES: tuple[Rule[DestroyBox], ...] = (
     mode_allows_spending,
     inventory_is_known,
-    box_is_ours,  # our label in the provider's list and our row in the ledger, or hands off
+    box_is_ours,  # our row in the ledger, and nothing in the provider's list that speaks against it
     box_is_not_protected,
     box_is_not_going_already,
     destroys_of_run_within_cap,

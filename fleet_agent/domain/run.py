@@ -167,6 +167,9 @@ class Closing(Frozen):
     quiet: bool
     observation: Observation
     asked_model: bool
+    unseen: tuple[int, ...] = ()
+    """Ids of inbox events that were claimed and that no request to the model carried: they are not dealt with."""
+    unseen_wakes: tuple[int, ...] = ()
 
 
 class Closed(Frozen):

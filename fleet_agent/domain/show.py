@@ -71,6 +71,16 @@ def utc(moment: datetime) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
+def printable(text: str) -> str:
+    """Without control characters but line ends and tabs: no text from outside moves a person's cursor."""
+    return "".join(sign for sign in text if sign in "\n\t" or sign.isprintable())
+
+
+def one_line(text: str) -> str:
+    """The same on one line, so that no text can pretend to be a row of its own."""
+    return " ".join(printable(text).split())
+
+
 def _demand(observation: Observation, now: datetime) -> str:
     match observation.demand:
         case Unknown(reason=reason):
@@ -125,4 +135,4 @@ def _seconds(duration: timedelta) -> int:
 
 def _cell(text: str) -> str:
     """A provider's text must not break the table it stands in."""
-    return " ".join(text.replace("|", "/").split())[:40]
+    return one_line(text.replace("|", "/"))[:40]

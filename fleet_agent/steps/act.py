@@ -43,7 +43,7 @@ async def act(run: Run, ports: Ports, standing: Standing, effect: Effect, ruled:
             assert ruled.offer is not None, "a rent is allowed only for an offer that was listed"
             return await _rent(run, ports, standing, ruled.offer, ruled)
         case DestroyBox(id=vast_id):
-            return await _send(run, ports, ruled, lambda: ask_to_destroy(ports.market, vast_id))
+            return await _send(run, ports, ruled, lambda: _destroy(ports.market, vast_id))
         case NotifyHuman(text=text):
             return await _send(run, ports, ruled, lambda: _tell(ports.notifier, text))
         case _:
@@ -57,7 +57,7 @@ class Done(NamedTuple):
     vast_id: int | None = None
 
 
-async def ask_to_destroy(market: Market, vast_id: int) -> Done:
+async def _destroy(market: Market, vast_id: int) -> Done:
     """Ask once. Accepted is not gone: only a later look proves it."""
     try:
         await market.destroy(vast_id)

@@ -7,7 +7,7 @@ claimed alone, and is put aside with a notice in the end, so that it cannot take
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -22,9 +22,15 @@ from fleet_agent.store.tables import WAITS, Inbox, RunStatus, Wake, WakeStatus
 from fleet_agent.store.wakes import as_wake
 
 SUSPECT_FROM: Final = 2
-"""Attempts that failed after a reply of the model, from which on an event is claimed alone."""
+"""Attempts that were counted, from which on an event is claimed alone."""
 
 QUARANTINE_FROM: Final = 5
+
+_OUTAGES: Final = ("model unreachable", "slow down", "try later", "key refused")
+"""Exit reasons that say nothing about what the run had claimed, however far it had come."""
+
+_REFUSALS_OF_A_REQUEST: Final = ("context too long", "fix setup")
+"""Exit reasons that may lie in what the run had claimed, even if the model never replied."""
 
 SILENCE_OF_THE_DEAD: Final = timedelta(seconds=20)
 """Real time without a sign of life after which an open run counts as dead and its claims as waiting."""
@@ -91,6 +97,20 @@ def human_message_claimed(tx: Session, run: Run) -> bool:
     return any(event.kind == Kind.MESSAGE for event in _events_of(tx, run))
 
 
+def put_back(tx: Session, run: Run, events: Collection[int], wakes: Collection[int]) -> None:
+    """Give back what this run claimed and the model was never shown; that says nothing against it."""
+    for event in _events_of(tx, run):
+        if event.id in events:
+            _give_back(tx, event)
+    tx.execute(
+        update(Wake)
+        .where(and_(Wake.fleet == run.fleet, Wake.claimed_by_run == run.run_id, Wake.status == WakeStatus.PENDING))
+        .where(col(Wake.id).in_(wakes))
+        .values(claimed_by_run=None)
+    )
+    tx.flush()
+
+
 def consume(tx: Session, run: Run) -> None:
     """The run closes: what it had claimed has been dealt with."""
     tx.execute(
@@ -105,10 +125,11 @@ def consume(tx: Session, run: Run) -> None:
     )
 
 
-def release(tx: Session, fleet: str, *, now: datetime) -> None:
+def release(tx: Session, fleet: str, *, exit_reason: str, now: datetime) -> None:
     """Give back every claim of the fleet that was not consumed: its holder is dead, or ends now without closing.
 
-    An attempt counts only where the model had replied, so that an outage of the model puts no event aside.
+    An attempt counts where the event may be the cause, so that one that no run survives cannot block the fleet, and
+    an outage puts no event aside.
     """
     tx.execute(
         update(Wake)
@@ -122,12 +143,18 @@ def release(tx: Session, fleet: str, *, now: datetime) -> None:
         tables.Run.run_id == Inbox.claimed_by_run,
     )
     for event, steps in tx.execute(held.order_by(col(Inbox.id))).all():
-        event.attempts += steps > 0
+        event.attempts += _may_be_the_cause(exit_reason, model_replied=steps > 0)
         if event.attempts >= QUARANTINE_FROM:
             _put_aside(tx, event, now)
         else:
             _give_back(tx, event)
         tx.flush()
+
+
+def _may_be_the_cause(exit_reason: str, *, model_replied: bool) -> bool:
+    if exit_reason in _OUTAGES:
+        return False
+    return model_replied or exit_reason in _REFUSALS_OF_A_REQUEST
 
 
 def _put_aside(tx: Session, event: Inbox, now: datetime) -> None:

@@ -12,6 +12,7 @@ holder wrote.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from fleet_agent.store.tables import SCHEMA_VERSION
 CONNECT_TIMEOUT: Final = timedelta(seconds=3)
 LOCK_TIMEOUT: Final = timedelta(seconds=2)
 STATEMENT_TIMEOUT: Final = timedelta(seconds=5)
+SILENCE_TIMEOUT: Final = timedelta(seconds=10)
 
 OLDEST_POSTGRES: Final = 14
 
@@ -101,6 +103,11 @@ def connect(url: str) -> Engine:
         pool_timeout=CONNECT_TIMEOUT.total_seconds(),
         connect_args={
             "connect_timeout": int(CONNECT_TIMEOUT.total_seconds()),
+            # A server whose machine is gone closes no connection; over a socket file these say nothing.
+            "keepalives_idle": 5,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+            "tcp_user_timeout": _milliseconds(SILENCE_TIMEOUT),
             "options": (
                 f"-c lock_timeout={_milliseconds(LOCK_TIMEOUT)} "
                 f"-c statement_timeout={_milliseconds(STATEMENT_TIMEOUT)} -c timezone=UTC"
@@ -213,13 +220,16 @@ def real_now(tx: Session) -> datetime:
 
 
 def _storable(value: Any) -> Any:
-    """`value` without what PostgreSQL cannot keep: NUL, and halves of surrogate pairs. Boxes print it, models write it.
+    """`value` without what PostgreSQL cannot keep: NUL, halves of surrogate pairs, and numbers that are none.
 
+    Boxes print it, models write it, and Python's JSON reads NaN and Infinity; these are kept as text.
     Replaced here, at the only door, so that no reply and no log line can fail the transaction that records it.
     """
     match value:
         case str():
             return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+        case float() if not math.isfinite(value):
+            return str(value)
         case dict():
             return {_storable(key): _storable(item) for key, item in cast("dict[Any, Any]", value).items()}
         case list() | tuple():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -21,17 +19,19 @@ from fleet_agent.errors import RunSuperseded
 from fleet_agent.ports import Clock
 from fleet_agent.store import conversation, ledger, reading, runs, sightings
 from fleet_agent.store.database import Database
+from fleet_agent.store.threads import LONGEST_CALL, in_thread
 
 Answer = TypeVar("Answer")
 
 
 class PostgresJournal:
-    """Implements `fleet_agent.ports.Journal` for one fleet."""
+    """Implements `fleet_agent.ports.Journal` for one fleet. No call lasts longer than `longest_call`, real time."""
 
-    def __init__(self, database: Database, clock: Clock, fleet: str) -> None:
+    def __init__(self, database: Database, clock: Clock, fleet: str, *, longest_call: timedelta = LONGEST_CALL) -> None:
         self._database = database
         self._clock = clock
         self._fleet = fleet
+        self._longest_call = longest_call
 
     async def open_run(self, request: RunRequest) -> Run | NothingToDo:
         assert request.fleet == self._fleet, "the lock is that of the journal's own fleet"
@@ -130,25 +130,7 @@ class PostgresJournal:
             raise
 
     async def _exclusive(self, work: Callable[[Session], Answer]) -> Answer:
-        return await _in_thread(self._database.exclusive(self._fleet), work)
+        return await in_thread(self._database.exclusive(self._fleet), work, within=self._longest_call)
 
     async def _plain(self, work: Callable[[Session], Answer]) -> Answer:
-        return await _in_thread(self._database.transaction(), work)
-
-
-async def _in_thread(transaction: AbstractContextManager[Session], work: Callable[[Session], Answer]) -> Answer:
-    """Run `work` in a transaction beside the event loop. A caller that is cancelled still waits for its end:
-
-    a transaction that was begun is committed or rolled back before anybody acts on having been cancelled.
-    """
-
-    def transact() -> Answer:
-        with transaction as tx:
-            return work(tx)
-
-    thread = asyncio.ensure_future(asyncio.to_thread(transact))
-    try:
-        return await asyncio.shield(thread)
-    except asyncio.CancelledError:
-        await asyncio.wait([thread])
-        raise
+        return await in_thread(self._database.transaction(), work, within=self._longest_call)

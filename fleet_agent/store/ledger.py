@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
-from sqlalchemy import func, update
+from sqlalchemy import ColumnElement, func, update
 from sqlalchemy.orm import Session
 from sqlmodel import and_, col, or_, select
 
@@ -42,10 +42,25 @@ _COUNTED: Final = (
     ActionStatus.DONE,
     ActionStatus.UNKNOWN,
 )
-"""What uses up a cap of the run: everything that was allowed and did not definitely come to nothing."""
+"""What uses up a cap of the run: everything that was allowed and did not definitely come to nothing.
+
+A rent that was sent counts whatever became of it: a provider that says no and makes the box all the same would else be
+asked again and again.
+"""
+
+_SETTLED: Final = (ActionStatus.DONE, ActionStatus.FAILED, ActionStatus.EXPIRED)
+"""What somebody has seen the end of."""
 
 _HAPPENED: Final = (ActionStatus.SENT, ActionStatus.DONE, ActionStatus.UNKNOWN)
 """What may have changed the world."""
+
+_WITHOUT_A_BOX: Final = col(tables.Box.vast_id).is_(None)
+
+_IN_FLIGHT: Final = or_(
+    col(Action.status) == ActionStatus.INTENDED,
+    and_(col(Action.status).in_((ActionStatus.SENT, ActionStatus.UNKNOWN)), _WITHOUT_A_BOX),
+)
+"""Rents whose end nobody has seen, laid beside the boxes they may have made."""
 
 DRY_RUN: Final = "dry_run"
 """The code of what was allowed and is not sent because nothing is."""
@@ -133,7 +148,14 @@ def _boxes_with_a_destroy_intended(tx: Session, fleet: str) -> set[str | None]:
 def _effects_of_run(tx: Session, run: Run) -> Mapping[str, int]:
     counts = tx.execute(
         select(Action.tool, func.count())
-        .where(Action.fleet == run.fleet, Action.run_id == run.run_id, col(Action.status).in_(_COUNTED))
+        .where(
+            Action.fleet == run.fleet,
+            Action.run_id == run.run_id,
+            or_(
+                col(Action.status).in_(_COUNTED),
+                and_(Action.tool == RentBox.name, col(Action.sent_at).is_not(None)),
+            ),
+        )
         .group_by(col(Action.tool))
     )
     return dict(iter(counts))
@@ -262,10 +284,11 @@ def record_outcome(
 ) -> None:
     """What the provider answered, or that its answer is unknown. DONE is never overwritten.
 
+    Nor does a late "unknown" reopen what a look has settled: nothing would settle it again.
     To be called within `Database.exclusive`; never fenced, for it is a fact.
     """
     row = _action(tx, key)
-    if row.status == ActionStatus.DONE:
+    if row.status == ActionStatus.DONE or (status is ActionStatus.UNKNOWN and row.status in _SETTLED):
         return
     settle(row, status, outcome, now)
     box = tx.get(tables.Box, row.box_key) if row.box_key else None
@@ -297,8 +320,19 @@ def gone(box: tables.Box, because: str, now: datetime) -> None:
     box.gone_because = because
 
 
+def unknown_to_provider(tx: Session, fleet: str, vast_id: int, *, now: datetime) -> None:
+    """The provider answered a destroy that it knows no such box: that is more than an absence from a list."""
+    for box in tx.scalars(
+        select(tables.Box).where(
+            tables.Box.fleet == fleet, tables.Box.vast_id == vast_id, tables.Box.stage != Stage.GONE
+        )
+    ):
+        gone(box, "the provider knows no such box", now)
+
+
 def _back(box: tables.Box) -> None:
     """The box is there after all; how far it is, the next look tells."""
+    box.misses, box.missed_since = 0, None
     box.stage = Stage.RENTED.value
     box.gone_at = None
     box.gone_because = ""
@@ -342,22 +376,28 @@ def boxes(tx: Session, fleet: str) -> tuple[Box, ...]:
 
 def in_flight(tx: Session, fleet: str) -> tuple[int, Decimal]:
     """Rents that may still become a box which `boxes` does not show yet, and the $/h reserved for them."""
-    may_become_a_box = (
+    return _count_rents(tx, fleet, _IN_FLIGHT)
+
+
+def may_still_appear(tx: Session, fleet: str) -> int:
+    """How many rents may still become a box that nobody knows: those in flight, and those sent within the grace.
+
+    The latter whatever was answered, for a provider may say no and make the box. An emergency stop waits for zero.
+    """
+    just_sent = and_(_WITHOUT_A_BOX, col(Action.sent_at) > real_now(tx) - GRACE)
+    count, _ = _count_rents(tx, fleet, or_(_IN_FLIGHT, just_sent))
+    return count
+
+
+def _count_rents(tx: Session, fleet: str, which: ColumnElement[bool]) -> tuple[int, Decimal]:
+    """How many, and the $/h reserved for them."""
+    rents = (
         select(func.count(), func.coalesce(func.sum(Action.reserved_usd_per_hour), 0))
         .select_from(Action)
         .outerjoin(tables.Box, col(tables.Box.key) == Action.box_key)
-        .where(
-            Action.fleet == fleet,
-            Action.tool == RentBox.name,
-            or_(
-                Action.status == ActionStatus.INTENDED,
-                and_(
-                    col(Action.status).in_((ActionStatus.SENT, ActionStatus.UNKNOWN)), col(tables.Box.vast_id).is_(None)
-                ),
-            ),
-        )
+        .where(Action.fleet == fleet, Action.tool == RentBox.name, which)
     )
-    count, rate = tx.execute(may_become_a_box).one()
+    count, rate = tx.execute(rents).one()
     return count, Decimal(rate)
 
 

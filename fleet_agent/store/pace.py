@@ -7,7 +7,6 @@ account is a row, and taking a turn is one short transaction that locks it. The 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,6 +18,7 @@ from fleet_agent.domain.pace import Limit, TurnsGiven
 from fleet_agent.store.database import Database, real_now
 from fleet_agent.store.installation import installation, timeline_of
 from fleet_agent.store.tables import AccountPace
+from fleet_agent.store.threads import in_thread
 
 
 class PostgresTurns:
@@ -31,24 +31,22 @@ class PostgresTurns:
     async def take(self, endpoint: str, limit: Limit, patience: timedelta) -> timedelta:
         """Take the next turn of `endpoint` and return how long it is away; take none if that exceeds the patience."""
 
-        def take() -> timedelta:
-            with self._database.transaction() as tx:
-                row = self._locked(tx, endpoint)
-                wait, given = _given(row).take(limit, patience, _now(tx))
-                _keep(row, given)
-                return wait
+        def take(tx: Session) -> timedelta:
+            row = self._locked(tx, endpoint)
+            wait, given = _given(row).take(limit, patience, _now(tx))
+            _keep(row, given)
+            return wait
 
-        return await asyncio.to_thread(take)
+        return await in_thread(self._database.transaction(), take)
 
     async def hold(self, endpoint: str, pause: timedelta) -> None:
         """Give no turn for `pause`."""
 
-        def hold() -> None:
-            with self._database.transaction() as tx:
-                row = self._locked(tx, endpoint)
-                _keep(row, _given(row).held_until(_now(tx) + pause))
+        def hold(tx: Session) -> None:
+            row = self._locked(tx, endpoint)
+            _keep(row, _given(row).held_until(_now(tx) + pause))
 
-        await asyncio.to_thread(hold)
+        await in_thread(self._database.transaction(), hold)
 
     def _locked(self, tx: Session, endpoint: str) -> AccountPace:
         none_yet: dict[str, Any] = {

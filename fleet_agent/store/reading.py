@@ -109,6 +109,18 @@ def status(tx: Session, fleet: str, *, now: datetime) -> dict[str, Any]:
         "waiting_events": tx.execute(
             select(func.count()).select_from(tables.Inbox).where(tables.Inbox.fleet == fleet, WAITS)
         ).scalar_one(),
+        "quarantined": tx.execute(
+            select(func.count())
+            .select_from(tables.Inbox)
+            .where(tables.Inbox.fleet == fleet, col(tables.Inbox.quarantined_at).is_not(None))
+        ).scalar_one(),
+        "questions": list(
+            tx.scalars(
+                select(tables.Question.text)
+                .where(tables.Question.fleet == fleet)
+                .order_by(col(tables.Question.asked_at), col(tables.Question.vast_id))
+            )
+        ),
         "something_urgent_waits": something_urgent_waits(tx, fleet, now=now),
         "pending_wakes": len(coming),
         "next_wake_at": coming[0].wake_at if coming else None,

@@ -132,13 +132,14 @@ def _wake_is_over(tx: Session, request: RunRequest) -> str | None:
 
 def _interrupt_open_runs(tx: Session, fleet: str, now: datetime) -> None:
     """Whoever is still open is dead, or will find the fence gone. What it held waits again."""
+    exit_reason = "found open by the next run"
     tx.execute(
         update(tables.Run)
         .where(and_(tables.Run.fleet == fleet, tables.Run.status == RunStatus.OPEN))
-        .values(status=RunStatus.INTERRUPTED, closed_at=now, exit_reason="found open by the next run")
+        .values(status=RunStatus.INTERRUPTED, closed_at=now, exit_reason=exit_reason)
     )
     ledger.expire_intents(tx, fleet, now=now)
-    claims.release(tx, fleet, now=now)
+    claims.release(tx, fleet, exit_reason=exit_reason, now=now)
 
 
 def _count_up(tx: Session, fleet: str) -> int:
@@ -259,12 +260,13 @@ def _claim(tx: Session, run: Run, row: tables.Run, *, turn: int, now: datetime) 
 def close_or_go_on(tx: Session, run: Run, closing: Closing, *, may_go_on: bool, now: datetime) -> Closed | Claimed:
     """End the run, or claim what came meanwhile and go on. Posts wait for this commit, so nothing falls in between.
 
-    Raises RunSuperseded.
+    What the model was never shown waits again, for the next turn or the next run. Raises RunSuperseded.
     """
     row = hold_fence(tx, run)
     row.turns += 1
     row.verdict = (_verdict_of(row) | closing.verdict).model_dump()
     row.summary = "\n".join(filter(None, [row.summary, closing.summary]))
+    claims.put_back(tx, run, closing.unseen, closing.unseen_wakes)
     if may_go_on and claims.something_urgent_waits(tx, run.fleet, now=now):
         more = _claim(tx, run, row, turn=row.turns + 1, now=now)
         if more.events or more.wakes:
@@ -303,7 +305,7 @@ def fail_run(tx: Session, run: Run, *, exit_reason: str, summary: str, now: date
     if row.status != RunStatus.OPEN:
         return
     row.summary = "\n".join(filter(None, [row.summary, summary]))
-    claims.release(tx, run.fleet, now=now)
+    claims.release(tx, run.fleet, exit_reason=exit_reason, now=now)
     _end(tx, run, row, RunStatus.FAILED, exit_reason, now)
 
 

@@ -38,5 +38,10 @@ def policy(tx: Session, fleet: str) -> Policy:
         ) from error
 
 
+def launch_image(tx: Session, fleet: str) -> str:
+    """The image of the policy, empty where none is set. Read alone: a look is recorded whatever else is stored."""
+    return find(tx, fleet).policy.get("launch", {}).get("image", "")
+
+
 def set_notes(tx: Session, fleet: str, text: str) -> None:
     state(tx, fleet).notes = text

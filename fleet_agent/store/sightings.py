@@ -4,18 +4,22 @@ Only complete looks come here (anything less is not an `Inventory`), so absence 
 nothing, because lists lag. Four questions are settled by looking, never by repeating a call:
 
 - a rent whose answer was lost: found by its label, it is done; not found until the end of its grace, it has expired;
-- a destroy: absent, the box is gone; still there after the grace, it was not destroyed and counts as alive again;
-- a box that is missing unasked: gone after `MISSES_UNTIL_GONE` looks in a row;
+- a destroy: absent for longer than the list lags, the box is gone; still there after the grace, it was not destroyed
+  and counts as alive again;
+- a box that is missing unasked: gone once it was missing for a whole grace;
 - an instance with our label that the ledger does not know, or thought gone: adopted, for it is billed to us.
 
-A box is found by its number, whatever became of its label, and by its label while its number is not known.
+"Absent" always means `MISSES_UNTIL_GONE` looks in a row: until then the box counts, and its place is not given away.
+
+A box is found by its number, whatever became of its label, and by its label while its number is not known; one that
+has neither is the matter of `unlabelled`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy.orm import Session
@@ -24,12 +28,16 @@ from sqlmodel import col, or_, select
 from fleet_agent.domain.actions import DestroyBox, Effect, RentBox
 from fleet_agent.domain.fleet import Instance, Inventory, Stage, ours, parse_label
 from fleet_agent.domain.ledger import ActionStatus
-from fleet_agent.store import audit, ledger, tables
+from fleet_agent.store import audit, ledger, tables, unlabelled
 from fleet_agent.store.database import real_now
 from fleet_agent.store.installation import installation
 from fleet_agent.store.tables import Action
 
 MISSES_UNTIL_GONE: Final = 2
+
+LIST_LAG: Final = timedelta(seconds=30)
+"""Real time for which a list may still leave a box out. A destroyed box must be absent for longer: shorter than the
+grace, because somebody asked for its absence, and its place under the caps is wanted again."""
 
 
 def record_sighting(tx: Session, fleet: str, inventory: Inventory, *, now: datetime) -> None:
@@ -38,14 +46,16 @@ def record_sighting(tx: Session, fleet: str, inventory: Inventory, *, now: datet
     labelled = [instance for instance in inventory.instances if ours(instance, installation=name, fleet=fleet)]
     boxes = _boxes_concerned(tx, fleet, labelled)
     found, strangers = match(boxes, inventory.instances, labelled)
+    found |= unlabelled.claim_or_ask(tx, fleet, inventory.instances, found, now=now)
     look = _Look(now=now, real_now=real_now(tx), actions=_actions_about(tx, boxes))
     for box in boxes:
-        if box.looked_at is not None and inventory.seen_at <= box.looked_at:
+        if _is_newer(box.looked_at, inventory, now):
             continue
-        box.looked_at = inventory.seen_at
         if box.key in found:
+            box.looked_at = inventory.seen_at
             _found(box, found[box.key], look)
-        elif box.stage != Stage.GONE:
+        elif box.stage != Stage.GONE and not _is_newer(box.rented_at, inventory, now):
+            box.looked_at = inventory.seen_at
             _missed(box, look)
     keys = {box.key for box in boxes}
     for instance in strangers:
@@ -84,6 +94,11 @@ def match(
     return found, [instance for instances in by_label.values() for instance in instances]
 
 
+def _is_newer(known_at: datetime | None, inventory: Inventory, now: datetime) -> bool:
+    """Is what we know from `known_at` newer than the list? A time to come is from before the clock was set back."""
+    return known_at is not None and inventory.seen_at <= known_at <= now
+
+
 def _actions_about(tx: Session, boxes: Sequence[tables.Box]) -> Mapping[str, Sequence[Action]]:
     actions: dict[str, list[Action]] = {box.key: [] for box in boxes}
     for action in tx.scalars(select(Action).where(col(Action.box_key).in_(actions)).order_by(col(Action.id))):
@@ -118,10 +133,10 @@ def _found(box: tables.Box, instance: Instance, look: _Look) -> None:
     box.vast_id = instance.id
     box.seen_usd_per_hour = instance.usd_per_hour
     box.sightings += 1
-    box.misses = 0
+    box.misses, box.missed_since = 0, None
     for rent in look.calls(box, RentBox):
         if rent.status != ActionStatus.DONE:  # even one that failed or expired: the box is the better witness
-            ledger.settle(rent, ActionStatus.DONE, f"found by its label as box {instance.id}", look.now)
+            ledger.settle(rent, ActionStatus.DONE, f"found in the list as box {instance.id}", look.now)
     if box.stage == Stage.DESTROYING and not look.grace_is_over(box, DestroyBox):
         return
     look.settle(box, DestroyBox, ActionStatus.EXPIRED, "the box is still listed after the grace")
@@ -131,15 +146,19 @@ def _found(box: tables.Box, instance: Instance, look: _Look) -> None:
 
 def _missed(box: tables.Box, look: _Look) -> None:
     box.misses += 1
-    if box.stage == Stage.DESTROYING:
-        look.settle(box, DestroyBox, ActionStatus.DONE, "the box is no longer listed")
-        ledger.gone(box, "destroyed", look.now)
-    elif box.sightings == 0 and not look.grace_is_over(box, RentBox):
-        return  # the list may lag behind the rent
-    elif box.vast_id is None:
-        look.settle(box, RentBox, ActionStatus.EXPIRED, "no box with its label appeared within the grace")
-        ledger.gone(box, "never came into being", look.now)
-    elif box.misses >= MISSES_UNTIL_GONE:
+    box.missed_since = box.missed_since or look.real_now
+    missing_for = look.real_now - box.missed_since
+    if box.vast_id is None:
+        if look.grace_is_over(box, RentBox):
+            look.settle(box, RentBox, ActionStatus.EXPIRED, "no box with its label appeared within the grace")
+            ledger.gone(box, "never came into being", look.now)
+    elif box.misses < MISSES_UNTIL_GONE:
+        return
+    elif box.stage == Stage.DESTROYING:
+        if missing_for >= LIST_LAG:
+            look.settle(box, DestroyBox, ActionStatus.DONE, "the box is no longer listed")
+            ledger.gone(box, "destroyed", look.now)
+    elif missing_for > ledger.GRACE:
         ledger.gone(box, f"missing from {box.misses} looks in a row", look.now)
 
 

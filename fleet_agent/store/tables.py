@@ -167,9 +167,9 @@ class Run(SQLModel, table=True):
     reason: str = ""
     steps: int = 0  # replies of the model
     wrote: bool = False  # it stored a wake or notes
-    tokens_in: int = 0
-    tokens_out: int = 0
-    tokens_cached: int = 0
+    tokens_in: int = Field(default=0, sa_type=BigInteger)
+    tokens_out: int = Field(default=0, sa_type=BigInteger)
+    tokens_cached: int = Field(default=0, sa_type=BigInteger)
     cost_usd: Decimal = Field(default=Decimal(0), sa_type=USD)
 
     # at the end of a turn, and at the end
@@ -360,11 +360,23 @@ class Box(SQLModel, table=True):
     seen_usd_per_hour: Decimal | None = Field(default=None, sa_type=USD)
     looked_at: datetime | None = Field(default=None, sa_type=TIME)
     sightings: int = 0
-    misses: int = 0
+    misses: int = 0  # looks in a row without it
+    missed_since: datetime | None = Field(default=None, sa_type=TIME)  # real, the first of these
     gone_at: datetime | None = Field(default=None, sa_type=TIME)
     gone_because: str = ""
 
     protected: bool = False  # the operator
+
+
+class Question(SQLModel, table=True):
+    """A listed box without a label that may be ours: a person must say. Written by `unlabelled`, anew at each look."""
+
+    __table_args__ = (_of_known_fleet(),)
+
+    fleet: str = Field(primary_key=True)
+    vast_id: int = Field(sa_type=BigInteger, primary_key=True, sa_column_kwargs={"autoincrement": False})
+    text: str
+    asked_at: datetime = Field(sa_type=TIME)
 
 
 class Audit(SQLModel, table=True):

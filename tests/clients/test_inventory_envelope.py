@@ -30,7 +30,7 @@ ANY_JSON = st.recursive(
 def pages_of(boxes: int) -> list[Page]:
     """The list of an account as the provider pages it."""
     rows = [
-        {"id": 1000 + n, "machine_id": n, "num_gpus": 1, "dph_total": 0.4, "start_date": 1.7e9, "label": None}
+        {"id": 1000 + n, "machine_id": 1 + n, "num_gpus": 1, "dph_total": 0.4, "start_date": 1.7e9, "label": None}
         for n in range(boxes)
     ]
     cuts = [rows[at : at + ROWS_PER_PAGE] for at in range(0, max(boxes, 1), ROWS_PER_PAGE)]
@@ -146,6 +146,25 @@ def changed(boxes: int, number: int, **fields: object) -> list[bytes]:
 )
 def test_a_list_that_might_be_short_is_unknown(answers: list[bytes]):
     assert our_reader(answers) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("id", 0),
+        ("id", 2**63),
+        ("machine_id", -1),
+        ("machine_id", 2**63),
+        ("num_gpus", 2**31),
+        ("dph_total", 10_000),
+        ("dph_total", 1e300),
+    ],
+)
+def test_a_list_with_a_number_that_cannot_be_is_unknown(name: str, value: float):
+    [page] = pages_of(1)
+    page["instances"][0][name] = value
+
+    assert our_reader([json.dumps(page).encode()]) is None
 
 
 def test_a_provider_that_never_stops_listing_is_not_followed_for_ever():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_agent.clients.model import MOST_CALLS, NoReply, normalize_reply
+from fleet_agent.clients.model import MOST_CALLS, MOST_LETTERS, MOST_TOKENS, NoReply, normalize_reply
 from fleet_agent.domain.run import ModelReply, Usage
 
 
@@ -76,6 +76,8 @@ def test_arguments_become_canonical_json_whether_they_came_as_text_or_as_an_obje
         '{"n": ' + "9" * 5000 + "}",
         "[" * 100_000,
         '{"a":' * 900 + "1" + "}" * 900,
+        {"reason": "x" * MOST_LETTERS},
+        '{"reason": "' + "x" * MOST_LETTERS + '"}',
     ],
     ids=lambda arguments: str(arguments)[:30],
 )
@@ -155,6 +157,21 @@ def test_text_is_plain_whatever_it_came_in(content: object, text: str):
     assert normalized(body(content=content)).text == text
 
 
+@pytest.mark.parametrize("content", ["y" * MOST_LETTERS + "zzz", ["y" * MOST_LETTERS, "zzz"]], ids=["whole", "parts"])
+def test_of_an_endless_text_the_beginning_is_kept_and_the_rest_counted(content: object):
+    text = normalized(body(content=content)).text
+
+    assert text == "y" * MOST_LETTERS + "… (3 more letters were dropped)"
+
+
+def test_a_long_text_that_is_not_too_long_is_kept_as_it_is():
+    assert normalized(body(content="y" * MOST_LETTERS)).text == "y" * MOST_LETTERS
+
+
+def test_of_an_endless_id_the_beginning_is_kept():
+    assert len(normalized(body(call(id="x" * 10**6))).calls[0].provider_id) == 200
+
+
 def test_reasoning_is_dropped():
     document = body(content="")
     document["choices"][0]["message"] |= {"reasoning_content": "secret thoughts", "reasoning": "more of them"}
@@ -174,6 +191,8 @@ def test_reasoning_is_dropped():
         ({"prompt_tokens": 10, "completion_tokens": None}, Usage(tokens_in=10)),
         ({"prompt_tokens": -3, "completion_tokens": "many"}, Usage()),
         ({"prompt_tokens": float("nan"), "completion_tokens": 10**400}, Usage()),
+        ({"prompt_tokens": MOST_TOKENS, "completion_tokens": MOST_TOKENS + 1}, Usage(tokens_in=MOST_TOKENS)),
+        ({"prompt_tokens": 10**11, "completion_tokens": 2}, Usage(tokens_out=2)),
         (None, Usage()),
         ([], Usage()),
     ],

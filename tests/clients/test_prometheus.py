@@ -104,7 +104,7 @@ async def test_a_query_may_yield_a_plain_number():
 REFUSED = httpx.Response(400, json={"status": "error", "errorType": "bad_data", "error": "parse error at char 3"})
 
 
-@pytest.mark.parametrize("query", ["pending", "done_per_hour"])
+@pytest.mark.parametrize("query", ["pending", "oldest_pending_seconds", "done_per_hour"])
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -112,6 +112,9 @@ REFUSED = httpx.Response(400, json={"status": "error", "errorType": "bad_data", 
         (vector("NaN"), "nan"),
         (vector("+Inf"), "inf"),
         (vector("-1"), "-1"),
+        (vector("1e12"), "1e\\+12"),
+        (vector("1732881600000000"), "1.73288e\\+15"),
+        (vector("1e999"), "inf"),
         (vector("many"), "many"),
         (vector("1", at=1e300), "1e\\+300"),
         (vector("1", at=NOON.timestamp() - 301), "5 min old"),
@@ -131,6 +134,17 @@ async def test_an_answer_that_is_no_figure_is_an_error_even_where_the_figure_may
         await demand_over(exporting(ALL, **{query: answer})).demand()
 
     assert f"fleet_demand_{query}" in error.value.cause
+
+
+def test_control_a_reader_that_takes_every_finite_figure_fails_on_one_in_microseconds():
+    with pytest.raises(OverflowError):
+        timedelta(seconds=float("1732881600000000"))
+
+
+async def test_the_largest_figures_that_are_taken_can_be_reckoned_with():
+    demand = await demand_over(exporting(dict.fromkeys(ALL, "999999999999"))).demand()
+
+    assert demand.oldest_pending == timedelta(seconds=999_999_999_999)
 
 
 async def test_a_sample_of_five_minutes_is_fresh_enough():

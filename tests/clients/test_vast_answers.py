@@ -26,8 +26,9 @@ from fleet_agent.errors import (
     TryLater,
 )
 from fleet_agent.ports import OfferQuery
-from tests.clients.world import POLICY, PassingTime, answering, market_over, order
+from tests.clients.world import IMAGE, KEY, POLICY, PassingTime, SimulatedWorld, answering, market_over, order
 
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 HTML = httpx.Response(200, html="<title>Sign in</title>")
 LOST_IN_FLIGHT = [
     httpx.ReadTimeout("no answer"),
@@ -61,6 +62,17 @@ async def outcome_of_create(*answers: httpx.Response | Exception) -> tuple[int |
     return outcome, len(asked)
 
 
+class RefusingAfterwards(httpx.AsyncBaseTransport):
+    """A proxy that passes a request on, and answers 499 whatever came of it."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner = inner
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        await self._inner.handle_async_request(request)
+        return httpx.Response(499)
+
+
 # --- create -----------------------------------------------------------------------------------------------------------
 
 
@@ -88,10 +100,27 @@ async def test_a_create_that_names_the_box_and_denies_nothing_is_done(answer: ht
         said(200, success=True, new_contract=None),
         said(200, success=True, new_contract={"id": 77}),
         said(200, success={}, new_contract=77),
+        said(200, success=True, new_contract=0),
+        said(200, success=True, new_contract=-77),
+        said(200, success=True, new_contract=2**63),
         said(200, success=False, error="error", new_contract=77),
         said(400, success=False, error="error", new_contract=77),
         httpx.Response(200, text='{"success": true, "new_contr'),
         httpx.Response(200, json=[1, 2]),
+        httpx.Response(499),
+        httpx.Response(409),
+        httpx.Response(400, html="<h1>Bad request</h1>"),
+        httpx.Response(401),
+        httpx.Response(404, text="not found"),
+        httpx.Response(429),
+        httpx.Response(429, html="<h1>Too many requests</h1>"),
+        said(400, success=False, msg="internal"),
+        said(403, error="forbidden", msg="not for you"),
+        said(418, success=False, error="brand_new_code"),
+        said(404, success=True, error="no_such_ask"),
+        said(429, success=True, detail="too many"),
+        said(200, success=False, msg="internal"),
+        said(200, success=False, msg="the credit service is down"),
     ],
     ids=name_of,
 )
@@ -112,17 +141,18 @@ async def test_a_create_that_never_left_means_try_later_and_is_not_sent_again_ei
         (said(404, success=False, error="invalid_args", msg="no_such_ask 5 is not available"), ChooseAnother),
         (said(410, success=False, error="no_such_ask", msg="no longer available"), ChooseAnother),
         (said(400, success=False, error="invalid_price", msg="price too low"), ChooseAnother),
-        (said(403, error="forbidden", msg="not for you"), ChooseAnother),
+        (said(400, success=False, error="no_ssh_key_for_vm", msg="add a key"), ChooseAnother),
         (said(200, success=False, error="no_such_ask", msg="gone"), ChooseAnother),
-        (httpx.Response(404, text="not found"), ChooseAnother),
         (said(400, success=False, error="insufficient_credit", msg="Your account lacks credit"), StopRenting),
         (said(200, success=False, msg="Your account lacks credit"), StopRenting),
         (said(404, success=False, error="auth_error", msg="Invalid user key"), KeyRefused),
         (said(403, error="auth_error"), KeyRefused),
         (said(404, message="Invalid user key"), KeyRefused),
-        (said(401, msg="who are you"), KeyRefused),
+        (said(401, error="auth_error", msg="who are you"), KeyRefused),
         (said(429, detail="too many"), SlowDown),
+        (said(429, error="rate_limit_exceeded"), SlowDown),
         (httpx.Response(429, text="API requests too frequent"), SlowDown),
+        (httpx.Response(429, text="endpoint threshold=4.5"), SlowDown),
     ],
     ids=lambda value: name_of(value) if isinstance(value, httpx.Response) else "",
 )
@@ -140,6 +170,30 @@ async def test_control_judging_by_the_status_alone_takes_a_wrong_key_for_a_vanis
 
     assert by_status(answer) is ChooseAnother
     assert (await outcome_of_create(answer))[0] is KeyRefused
+
+
+async def test_a_create_that_a_proxy_refuses_after_it_passed_it_on_is_looked_for():
+    world = SimulatedWorld()
+    [offer] = await world.market.offers(OfferQuery(policy=POLICY, limit=1))
+    market = market_over(RefusingAfterwards(world.wire), world.time)
+
+    with pytest.raises(LookFirst):
+        await market.rent(order(offer.id))
+
+    assert len(world.truth.instances()) == 1
+
+
+async def test_control_taking_every_client_error_for_a_refusal_loses_that_box():
+    def naive(response: httpx.Response) -> bool:
+        return response.is_client_error
+
+    world = SimulatedWorld()
+    [offer] = await world.market.offers(OfferQuery(policy=POLICY, limit=1))
+    async with httpx.AsyncClient(transport=RefusingAfterwards(world.wire), headers=AUTHORIZED) as client:
+        answer = await client.put(f"http://vast.test/api/v0/asks/{offer.id}/", json={"image": IMAGE, "disk": 100})
+
+    assert naive(answer)
+    assert len(world.truth.instances()) == 1
 
 
 async def test_a_create_asks_for_no_bid_and_for_nothing_that_is_taken():
@@ -391,8 +445,28 @@ async def offers_from(*rows: object, policy: Policy = POLICY) -> tuple[Offer, ..
 
 @pytest.mark.parametrize(
     "broken",
-    [None, "row", [], {}, *({**OFFER, "id": 2, "machine_id": 12, name: None} for name in ("dph_total", "gpu_ram"))],
-    ids=lambda row: str(row)[:40],
+    [
+        None,
+        "row",
+        [],
+        {},
+        *(
+            {**OFFER, "id": 2, "machine_id": 12, name: value}
+            for name, value in [
+                ("dph_total", None),
+                ("dph_total", 10_000),
+                ("dph_total", float("1e300")),
+                ("gpu_ram", None),
+                ("id", 0),
+                ("id", 2**63),
+                ("machine_id", -1),
+                ("machine_id", 2**63),
+                ("num_gpus", 2**31),
+                ("gpu_frac", 1e300),
+            ]
+        ),
+    ],
+    ids=str,
 )
 async def test_a_row_that_cannot_be_read_hides_no_other(broken: object):
     assert await offered(broken, OFFER) == [1]
@@ -444,6 +518,17 @@ async def test_a_log_that_never_appears_is_given_up_after_ten_seconds():
         await market_over(answering(wanted, httpx.Response(404)), time).logs(77, tail=5)
 
     assert sum(time.slept) == pytest.approx(10)
+
+
+@pytest.mark.parametrize("address", ["http://logs.test:99999/1", "http://[::1", "", "/1"])
+async def test_a_log_whose_address_is_none_is_not_fetched(address: str):
+    asked: list[httpx.Request] = []
+    wanted = said(200, success=True, result_url=address)
+
+    with pytest.raises(TryLater, match="address"):
+        await market_over(answering(wanted, asked=asked), PassingTime()).logs(77, tail=5)
+
+    assert len(asked) == 1
 
 
 async def test_of_an_endless_log_only_the_end_is_kept():

@@ -92,8 +92,8 @@ class SimulatedWorld:
         self.truth = Market(self.time, seed=7, api_key=KEY)
         self.requests: list[httpx.Request] = []
         app = create_app(self.truth, elapsed=lambda: self.time.elapsed().total_seconds())
-        wire = Recording(httpx.ASGITransport(app), self.requests)
-        self.market = market_over(wire, self.time, key=key, box_env=box_env, limits=limits)
+        self.wire = Recording(httpx.ASGITransport(app), self.requests)
+        self.market = market_over(self.wire, self.time, key=key, box_env=box_env, limits=limits)
 
     def rent_directly(self, boxes: int) -> None:
         """Boxes that somebody made without our client."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,18 @@ def test_a_verdict_in_text_counts_like_the_finish_tool() -> None:
 def test_a_verdict_that_is_not_two_booleans_is_no_verdict() -> None:
     assert read_verdict('<verdict>{"action": "false", "state_changed": 0}</verdict>') is None
     assert read_verdict("<verdict>[]</verdict>") is None
+
+
+def test_the_last_of_several_verdicts_counts() -> None:
+    block = '<verdict>{"action": %s, "state_changed": false}</verdict>'
+    text = f"{block % 'true'} no: {block % 'false'}"
+    assert read_verdict(text) == Verdict(action=False, state_changed=False)
+
+
+@pytest.mark.parametrize("text", ["<verdict>" * 30_000, "<verdict>" + "[" * 200_000 + "</verdict>", "</verdict>" * 9])
+def test_a_reply_made_to_hurt_is_read_at_once(text: str) -> None:
+    assert read_verdict(text) is None
+    without_verdict(text)
 
 
 @given(st.text())

@@ -165,6 +165,14 @@ def test_a_human_is_told_to_the_model_verbatim_and_the_newest_first_served() -> 
     assert "characters left out" in block
 
 
+def test_a_thousand_messages_do_not_make_a_run_impossible() -> None:
+    claimed = Claimed(events=tuple(message_event(number, f"message {number}") for number in range(1000)))
+    block = turn_block(RUN, standing(), claimed, observation(), (), NOW, count_bytes)
+    assert "older messages do not fit" in block
+    assert "message 999" in block
+    assert compose(standing=standing(), steps=opening(block), count_tokens=count_bytes).tokens <= TARGET_TOKENS
+
+
 def test_a_turn_says_why_it_happens_and_what_is_seen() -> None:
     claimed = Claimed(
         events=(

@@ -28,6 +28,11 @@ def test_a_policy_reads_back_what_it_prints() -> None:
         ("limits.no_such_key", "1", "no policy key"),
         ("limits", "1", "no policy key"),
         ("launch.env", "[1]", "launch.env"),
+        ("run.max_real_time", "PT0S", "run.max_real_time"),
+        ("run.max_real_time", "PT10M", "run.max_real_time"),
+        ("run.review_every", "-PT5M", "run.review_every"),
+        ("offers.min_gpu_ram_gb", "9" * 400, "offers.min_gpu_ram_gb"),
+        ("limits.max_boxes", "[" * 100_000, "limits.max_boxes"),
     ],
 )
 def test_a_bad_value_is_named_in_one_line(key: str, value: str, said: str) -> None:

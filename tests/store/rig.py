@@ -23,6 +23,7 @@ from fleet_agent.store.database import Database
 from fleet_agent.store.inbox import Post, post
 from fleet_agent.store.installation import installation, timeline
 from fleet_agent.store.journal import PostgresJournal
+from fleet_agent.store.ledger import GRACE
 
 NOON = datetime(2026, 3, 17, 12, 0, tzinfo=UTC)
 IMAGE = "example/prover@sha256:" + "a" * 64
@@ -154,6 +155,7 @@ class Fleet:
         with self.database.transaction() as tx:
             tx.execute(text("UPDATE run SET seen_at = seen_at - :by"), {"by": by})
             tx.execute(text("UPDATE action SET sent_at = sent_at - :by"), {"by": by})
+            tx.execute(text("UPDATE box SET missed_since = missed_since - :by"), {"by": by})
 
     def real(self, business: datetime) -> datetime:
         return timeline(self.database).real(business)
@@ -198,6 +200,12 @@ class Fleet:
         self.clock.advance(timedelta(seconds=1))
         inventory = Inventory(instances=instances, seen_at=self.clock.now())
         return Known(value=inventory, seen_at=inventory.seen_at)
+
+    async def loses(self, run: Run) -> None:
+        """Looks in which every box is missing, for long enough that each is gone."""
+        await self.sees(run)
+        self.let_real_time_pass(GRACE + timedelta(seconds=1))
+        await self.sees(run)
 
     async def sees(self, run: Run, *instances: Instance) -> None:
         await self.journal.record_sighting(run, self.look(*instances).value)

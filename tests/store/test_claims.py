@@ -15,10 +15,10 @@ from fleet_agent.store.claims import QUARANTINE_FROM, SUSPECT_FROM
 from tests.store.rig import Fleet
 
 
-async def fail(fleet: Fleet, run: Run, *, after_a_reply: bool) -> None:
+async def fail(fleet: Fleet, run: Run, *, after_a_reply: bool, exit_reason: str = "model unusable") -> None:
     if after_a_reply:
         await fleet.reply(run)
-    await fleet.journal.fail_run(run, exit_reason="ModelUnusable", summary="no sense in it")
+    await fleet.journal.fail_run(run, exit_reason=exit_reason, summary="no sense in it")
 
 
 async def poison(fleet: Fleet, *, attempts: int, text: str = "poison") -> int:
@@ -151,6 +151,36 @@ async def test_a_cancelled_wake_is_neither_claimed_nor_processed(fleet: Fleet) -
     assert [(row["status"], row["processed_by_run"]) for row in fleet.rows("wake")] == [("cancelled", None)]
 
 
+@pytest.mark.parametrize("seen", [True, False])
+async def test_what_the_model_was_never_shown_waits_for_the_next_run(fleet: Fleet, seen: bool) -> None:
+    """A turn that ends at a bound before its first request. Control: what was shown is dealt with."""
+    event = fleet.post()
+    asking = await fleet.open()
+    await fleet.journal.write(asking, ScheduleNextCheck(minutes=20, reason="look again"))
+    await fleet.close(asking)
+    fleet.clock.advance(timedelta(minutes=20))
+    run = await fleet.open()
+    claimed = await fleet.journal.collect(run, turn=1)
+    unseen: dict[str, tuple[int, ...]] = (
+        {} if seen else {"unseen": (event,), "unseen_wakes": tuple(wake.id for wake in claimed.wakes)}
+    )
+
+    closed = await fleet.close(run, **unseen)
+    left = await fleet.journal.collect(await fleet.open(), turn=1)
+
+    assert (len(left.events), len(left.wakes)) == ((0, 0) if seen else (1, 1))
+    assert [row["attempts"] for row in fleet.rows("inbox")] == [0]
+    assert closed.no_op is not seen, "a message that nobody read is no reason to be in later prompts"
+
+
+async def test_what_the_model_was_never_shown_is_shown_in_the_next_turn_where_there_is_one(fleet: Fleet) -> None:
+    event = fleet.post()
+    run = await fleet.open()
+    await fleet.journal.collect(run, turn=1)
+
+    assert ids(await fleet.close(run, may_go_on=True, unseen=(event,))) == [event]
+
+
 # --- giving back ------------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +216,31 @@ async def test_an_outage_of_the_model_counts_no_attempt(fleet: Fleet) -> None:
 
     assert (unharmed["attempts"], unharmed["quarantined_at"]) == (0, None)
     assert (put_aside["attempts"], put_aside["quarantined_at"]) == (QUARANTINE_FROM, fleet.clock.now())
+
+
+@pytest.mark.parametrize(
+    ("exit_reason", "after_a_reply", "attempts"),
+    [
+        ("context too long", False, 1),
+        ("fix setup", False, 1),
+        ("model unusable", False, 0),
+        ("model unusable", True, 1),
+        ("model unreachable", True, 0),
+        ("slow down", True, 0),
+        ("try later", True, 0),
+        ("key refused", True, 0),
+    ],
+)
+async def test_an_attempt_counts_where_the_event_may_be_the_cause(
+    fleet: Fleet, exit_reason: str, after_a_reply: bool, attempts: int
+) -> None:
+    """A message that no server takes must not block the fleet; an outage is nobody's fault, however late it comes."""
+    fleet.post()
+    run = await fleet.open()
+    await fleet.journal.collect(run, turn=1)
+    await fail(fleet, run, after_a_reply=after_a_reply, exit_reason=exit_reason)
+
+    assert [row["attempts"] for row in fleet.rows("inbox")] == [attempts]
 
 
 async def test_an_event_given_back_takes_its_twin_into_itself(fleet: Fleet) -> None:

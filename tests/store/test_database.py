@@ -6,6 +6,7 @@ import re
 import socket
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 import pytest
 from sqlalchemy import select, text
 
@@ -129,6 +130,15 @@ def test_every_connection_has_deadlines(database: Database) -> None:
         shown = [tx.execute(text(f"SHOW {name}")).scalar_one() for name in ("lock_timeout", "statement_timeout")]
 
     assert shown == ["2s", "5s"]
+
+
+def test_every_connection_notices_a_server_whose_machine_is_gone(database: Database) -> None:
+    with database.transaction() as tx:
+        connection = tx.connection().connection.driver_connection
+        assert isinstance(connection, psycopg.Connection)
+        parameters = connection.info.get_parameters()
+
+    assert (parameters["tcp_user_timeout"], parameters["keepalives_idle"]) == ("10000", "5")
 
 
 def test_a_transaction_that_fails_leaves_nothing(database: Database) -> None:

@@ -11,6 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from fleet_agent.domain.triggers import PRIORITY, Kind, Priority
 from fleet_agent.store.database import BELL_CHANNEL
+from fleet_agent.store.inbox import Post, post
 from tests.postgres import plain
 from tests.store.rig import Fleet
 
@@ -20,6 +21,16 @@ async def test_an_event_carries_the_priority_of_its_kind(fleet: Fleet) -> None:
         fleet.post(kind)
 
     assert {Kind(row["kind"]): row["priority"] for row in fleet.rows("inbox")} == PRIORITY
+
+
+async def test_numbers_that_json_does_not_know_are_kept_as_text(fleet: Fleet) -> None:
+    payload = {"value": float("nan"), "values": [float("inf"), {"low": float("-inf")}, 1.5]}
+    with fleet.database.shared(fleet.name) as tx:
+        post(tx, fleet.name, Post(kind=Kind.BOX_FAILED, source="test", payload=payload), now=fleet.clock.now())
+
+    assert [row["payload"] for row in fleet.rows("inbox")] == [
+        {"value": "nan", "values": ["inf", {"low": "-inf"}, 1.5]}
+    ]
 
 
 async def test_what_repeats_while_it_waits_is_counted_and_keeps_its_first_time(fleet: Fleet) -> None:

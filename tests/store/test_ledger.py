@@ -95,15 +95,21 @@ async def test_the_caps_of_a_run_count_over_all_its_steps(ready: Fleet) -> None:
     assert codes == ["allowed", "allowed", "run_cap"]
 
 
-async def test_what_definitely_came_to_nothing_uses_up_no_cap_of_the_run(ready: Fleet) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(True, "run_cap"), (False, "allowed")])
+async def test_a_rent_that_was_sent_uses_up_the_cap_of_its_run_whatever_was_answered(
+    ready: Fleet, sent: bool, code: str
+) -> None:
+    """A provider may say no and make the box. Control: what was given up before it was sent uses up nothing."""
     ready.set_policy(limits__max_rents_per_run="1")
     run = await ready.open()
-    key = await ready.rent(run)
-    await ready.journal.record_outcome(key, ActionStatus.FAILED, "the offer is gone")
+    (first,) = await ready.reply(run, rent(1), offers=[offer(id=1)])
+    if sent:
+        await ready.journal.mark_sent(run, first.key, send_by=SEND_BY)
+    await ready.journal.record_outcome(first.key, ActionStatus.FAILED, "the offer is gone")
 
     (again,) = await ready.reply(run, rent(2), step=2, offers=[offer(id=2)])
 
-    assert again.ruling.decision is Decision.ALLOW
+    assert again.ruling.code == code
 
 
 @pytest.mark.parametrize("effect", [rent(), destroy()])
@@ -288,6 +294,37 @@ async def test_a_rent_whose_answer_was_lost_stays_reserved_for_the_runs_that_fol
     ]
 
 
+def may_still_appear(fleet: Fleet) -> int:
+    with fleet.database.transaction() as tx:
+        return ledger.may_still_appear(tx, fleet.name)
+
+
+@pytest.mark.parametrize("status", [ActionStatus.FAILED, ActionStatus.EXPIRED])
+async def test_a_rent_that_came_to_nothing_may_still_appear_until_its_grace_is_over(
+    ready: Fleet, status: ActionStatus
+) -> None:
+    run = await ready.open()
+    await ready.journal.record_outcome(await ready.rent(run), status, "no box, it seems")
+    in_grace = may_still_appear(ready)
+    ready.let_real_time_pass(GRACE)
+
+    assert (in_grace, may_still_appear(ready)) == (1, 0)
+
+
+async def test_a_rent_in_flight_may_still_appear_for_as_long_as_it_is_unsettled(ready: Fleet) -> None:
+    run = await ready.open()
+    await ready.journal.record_outcome(await ready.rent(run), ActionStatus.UNKNOWN, "504 Gateway Timeout")
+    ready.let_real_time_pass(GRACE * 2)
+
+    assert may_still_appear(ready) == 1
+
+
+async def test_a_rent_whose_box_is_known_has_appeared(ready: Fleet) -> None:
+    await ready.rented(await ready.open())
+
+    assert may_still_appear(ready) == 0
+
+
 async def test_an_intent_does_not_outlive_its_run(ready: Fleet) -> None:
     dead = await ready.open()
     (ruled,) = await ready.reply(dead, rent(), offers=[offer()])
@@ -329,6 +366,30 @@ async def test_a_late_answer_brings_back_a_box_that_was_thought_never_to_have_co
     await ready.journal.record_outcome(key, ActionStatus.DONE, "rented", vast_id=101)
 
     assert expired == "expired"
+    assert [box.vast_id for box in await ready.journal.boxes(run)] == [101]
+
+
+@pytest.mark.parametrize("settled", [ActionStatus.EXPIRED, ActionStatus.FAILED])
+async def test_an_answer_that_is_lost_late_reopens_nothing(ready: Fleet, settled: ActionStatus) -> None:
+    """No look would ever settle it again, and what it reserves would be reserved for ever."""
+    run = await ready.open()
+    key = await ready.rent(run)
+    await ready.journal.record_outcome(key, settled, "no box, it seems")
+
+    await ready.journal.record_outcome(key, ActionStatus.UNKNOWN, "the connection broke off")
+
+    assert ready.action(key)["status"] == settled
+    assert await ready.journal.in_flight(run) == (0, Decimal(0))
+
+
+async def test_a_box_that_a_late_answer_brought_back_is_not_missing_from_before(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rent(run)
+    await ready.loses(run)
+    await ready.journal.record_outcome(key, ActionStatus.DONE, "rented", vast_id=101)
+
+    await ready.sees(run)
+
     assert [box.vast_id for box in await ready.journal.boxes(run)] == [101]
 
 

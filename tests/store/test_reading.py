@@ -9,6 +9,7 @@ from fleet_agent.domain.actions import ScheduleNextCheck
 from fleet_agent.domain.rules import Mode
 from fleet_agent.domain.run import Usage
 from fleet_agent.store import reading
+from fleet_agent.store.claims import QUARANTINE_FROM
 from fleet_agent.store.database import open_database
 from fleet_agent.store.installation import found_installation
 from tests.store.rig import Fleet
@@ -66,6 +67,18 @@ async def test_the_status_counts_boxes_burn_and_what_is_on_its_way(ready: Fleet)
     assert (status["boxes"], status["burn_usd_per_hour"]) == (1, Decimal("0.40"))
     assert (status["in_flight"], status["in_flight_usd_per_hour"]) == (1, Decimal("0.40"))
     assert (status["waiting_events"], status["something_urgent_waits"]) == (1, True)
+
+
+async def test_the_status_counts_what_was_put_aside(fleet: Fleet) -> None:
+    fleet.post(text="poison")
+    before = fleet.state()["quarantined"]
+    for _ in range(QUARANTINE_FROM):
+        run = await fleet.open()
+        await fleet.journal.collect(run, turn=1)
+        await fleet.journal.fail_run(run, exit_reason="context too long", summary="too long")
+
+    assert (before, fleet.state()["quarantined"]) == (0, 1)
+    assert [row["what"] for row in fleet.rows("audit")] == ["quarantine"]
 
 
 async def test_wakes_are_listed_whatever_became_of_them(fleet: Fleet) -> None:

@@ -351,6 +351,14 @@ async def test_a_run_adds_up_what_it_used(fleet: Fleet) -> None:
     assert (await fleet.close(run)).usage == used + used + used
 
 
+async def test_a_server_that_counts_absurdly_many_tokens_does_not_fail_the_record(fleet: Fleet) -> None:
+    run = await fleet.open()
+    absurd = Usage(tokens_in=2**40, tokens_out=2**40, tokens_cached=2**40)
+    await fleet.reply(run, usage=absurd)
+
+    assert (await fleet.close(run)).usage == absurd
+
+
 async def test_a_failed_run_says_why_and_frees_the_fence(fleet: Fleet) -> None:
     run = await fleet.open()
 

@@ -7,12 +7,12 @@ from decimal import Decimal
 
 import pytest
 
-from fleet_agent.domain.actions import DestroyBox
+from fleet_agent.domain.actions import DestroyBox, RentBox
 from fleet_agent.domain.fleet import Inventory, Stage
 from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.store.ledger import GRACE
-from fleet_agent.store.sightings import MISSES_UNTIL_GONE, stage_seen
-from tests.store.rig import NOON, Fleet, instance
+from fleet_agent.store.sightings import LIST_LAG, MISSES_UNTIL_GONE, stage_seen
+from tests.store.rig import NOON, Fleet, instance, offer
 
 OVER = GRACE + timedelta(seconds=1)
 
@@ -143,15 +143,61 @@ async def test_a_new_box_is_not_missing_while_the_list_may_lag(ready: Fleet) -> 
 # --- boxes that go ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_box_is_gone_after_two_looks_without_it_and_not_after_one(ready: Fleet) -> None:
+async def test_a_box_is_gone_when_it_was_missing_from_two_looks_and_for_a_whole_grace(ready: Fleet) -> None:
+    """Control: neither many looks at once nor one look after a long time are enough; a list may lag that long."""
     run = await ready.open()
     key = await ready.rented(run)
     await ready.sees(run, ready.instance(key))
+    for _ in range(MISSES_UNTIL_GONE + 3):
+        await ready.sees(run)
+    at_once = ready.box(key)["stage"]
+    await ready.sees(run, ready.instance(key))
+    ready.let_real_time_pass(OVER)
     await ready.sees(run)
-    after_one = ready.box(key)["stage"]
+    late_but_once = ready.box(key)["stage"]
+    ready.let_real_time_pass(OVER)
     await ready.sees(run)
 
-    assert (after_one, ready.box(key)["stage"]) == ("proving", "gone")
+    assert (at_once, late_but_once, ready.box(key)["stage"]) == ("proving", "proving", "gone")
+
+
+async def test_a_box_that_a_lagging_list_leaves_out_keeps_its_place_under_the_cap(ready: Fleet) -> None:
+    """Two looks a second apart freed it once, and the cap was broken when the list caught up."""
+    ready.set_policy(limits__max_boxes="1")
+    run = await ready.open()
+    await ready.sees(run, ready.instance(await ready.rented(run)))
+    for _ in range(MISSES_UNTIL_GONE):
+        await ready.sees(run)
+
+    (ruled,) = await ready.reply(run, RentBox(offer_id=2, reason="work waits"), step=2, offers=[offer(id=2)])
+
+    assert ruled.ruling.code == "max_boxes"
+
+
+async def test_a_list_that_was_read_before_a_rent_says_nothing_about_its_box(ready: Fleet) -> None:
+    """Control: a list that was read after it does."""
+    run = await ready.open()
+    before = ready.look().value
+    ready.clock.advance(timedelta(seconds=1))
+    key = await ready.rent(run)
+    ready.let_real_time_pass(OVER)
+
+    await ready.journal.record_sighting(run, before)
+    by_the_old_list = ready.action(key)["status"]
+    await ready.sees(run)
+
+    assert (by_the_old_list, ready.action(key)["status"]) == ("sent", "expired")
+
+
+async def test_looks_count_although_the_clock_of_business_was_set_back(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rented(run)
+    await ready.sees(run, ready.instance(key))
+    ready.clock.advance(-timedelta(hours=1))
+
+    await ready.loses(run)
+
+    assert ready.box(key)["stage"] == "gone"
 
 
 async def test_only_looks_in_a_row_count(ready: Fleet) -> None:
@@ -166,13 +212,19 @@ async def test_only_looks_in_a_row_count(ready: Fleet) -> None:
     assert stages == ["proving"] * 3
 
 
-async def test_a_destroyed_box_is_gone_with_the_first_look_without_it(ready: Fleet) -> None:
+async def test_a_destroyed_box_is_gone_when_it_was_absent_for_longer_than_lists_lag(ready: Fleet) -> None:
+    """Control: two looks at once do not prove it. Nobody has to wait for a whole grace."""
     run = await ready.open()
     key = await ready.rented(run)
     order = await ready.destroy(run)
     await ready.journal.record_outcome(order, ActionStatus.UNKNOWN, "the answer was lost")
+    for _ in range(MISSES_UNTIL_GONE):
+        await ready.sees(run)
+    at_once = ready.box(key)["stage"], ready.action(order)["status"]
+    ready.let_real_time_pass(LIST_LAG)
     await ready.sees(run)
 
+    assert at_once == ("destroying", "unknown")
     assert (ready.box(key)["stage"], ready.box(key)["gone_because"]) == ("gone", "destroyed")
     assert ready.action(order)["status"] == "done"
     assert ready.box(key)["gone_at"] == ready.clock.now()
@@ -236,8 +288,7 @@ async def test_a_box_that_is_gone_stays_so_when_another_one_carries_its_label(re
     run = await ready.open()
     key = await ready.rented(run, vast_id=101)
     await ready.sees(run, ready.instance(key, 101))
-    for _ in range(MISSES_UNTIL_GONE):
-        await ready.sees(run)
+    await ready.loses(run)
     before = ready.box(key)
     for _ in range(MISSES_UNTIL_GONE):
         await ready.sees(run, ready.instance(key, 102))
@@ -260,8 +311,7 @@ async def test_a_box_that_was_thought_gone_counts_again_when_it_is_listed(ready:
     run = await ready.open()
     key = await ready.rented(run)
     await ready.sees(run, ready.instance(key))
-    await ready.sees(run)
-    await ready.sees(run)
+    await ready.loses(run)
     thought = ready.box(key)["stage"]
     await ready.sees(run, ready.instance(key))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -22,9 +23,11 @@ from tests.world import IMAGE, Installation, installation, skip
 
 
 def set_mode(fleet: Installation, mode: Mode) -> None:
-    controls.set_mode(
-        Desk(database=fleet.database, clock=fleet.ports.clock, fleet="main", who="test", place="here"), mode
-    )
+    controls.set_mode(desk_of(fleet), mode)
+
+
+def desk_of(fleet: Installation) -> Desk:
+    return Desk(database=fleet.database, clock=fleet.ports.clock, fleet="main", who="test", place="here")
 
 
 CAPS: dict[str, tuple[Mapping[str, str], rules.Rule[RentBox]]] = {
@@ -187,6 +190,16 @@ async def test_the_emergency_stop_leaves_nothing_behind(fleet: Installation) -> 
     assert fleet.sim.market.instances() == []
     assert fleet.status()["mode"] == "paused"
     assert {action["actor"] for action in fleet.actions("destroy_box")} == {"operator"}
+
+
+async def test_the_emergency_stop_does_not_believe_a_list_that_lags(fleet: Installation) -> None:
+    """The list shows the account as it was before the rent; the ledger knows better."""
+    before = fleet.time.now()
+    await fleet.run()
+    fleet.time.advance(timedelta(seconds=5))
+    fleet.sim.market.faults.arm("list_lag", lasting=fleet.time.now() - before + timedelta(seconds=1))
+    await controls.destroy_all(desk_of(fleet), fleet.ports.market, sleep=skip, tell=lambda _: None)
+    assert fleet.sim.market.instances() == []
 
 
 async def test_an_offer_that_grew_dearer_is_not_rented(fleet: Installation) -> None:

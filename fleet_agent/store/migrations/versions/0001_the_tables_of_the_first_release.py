@@ -75,6 +75,7 @@ def upgrade() -> None:
         sa.Column("looked_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("sightings", sa.Integer(), nullable=False),
         sa.Column("misses", sa.Integer(), nullable=False),
+        sa.Column("missed_since", sa.DateTime(timezone=True), nullable=True),
         sa.Column("gone_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("gone_because", sa.String(), nullable=False),
         sa.Column("protected", sa.Boolean(), nullable=False),
@@ -104,9 +105,9 @@ def upgrade() -> None:
         sa.Column("reason", sa.String(), nullable=False),
         sa.Column("steps", sa.Integer(), nullable=False),
         sa.Column("wrote", sa.Boolean(), nullable=False),
-        sa.Column("tokens_in", sa.Integer(), nullable=False),
-        sa.Column("tokens_out", sa.Integer(), nullable=False),
-        sa.Column("tokens_cached", sa.Integer(), nullable=False),
+        sa.Column("tokens_in", sa.BigInteger(), nullable=False),
+        sa.Column("tokens_out", sa.BigInteger(), nullable=False),
+        sa.Column("tokens_cached", sa.BigInteger(), nullable=False),
         sa.Column("cost_usd", sa.Numeric(precision=12, scale=6), nullable=False),
         sa.Column("turns", sa.Integer(), nullable=False),
         sa.Column("verdict", postgresql.JSONB(), nullable=True),
@@ -240,6 +241,15 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("seq", name=op.f("message_pkey")),
     )
     op.create_index(op.f("message_fleet_run_id_idx"), "message", ["fleet", "run_id"], unique=False)
+    op.create_table(
+        "question",
+        sa.Column("fleet", sa.String(), nullable=False),
+        sa.Column("vast_id", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("text", sa.String(), nullable=False),
+        sa.Column("asked_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name=op.f("question_fleet_fkey")),
+        sa.PrimaryKeyConstraint("fleet", "vast_id", name=op.f("question_pkey")),
+    )
     op.create_table(
         "request",
         sa.Column("fleet", sa.String(), nullable=False),
