@@ -103,9 +103,7 @@ def _prepare_demo(database: Database, fleet: str) -> None:
 def _tell_where(runtime: Runtime, tell: Tell, *, speed: float = 1) -> None:
     tell(f"Prefect: {runtime.ui_url} (to log in, paste {runtime.auth_string})")
     if speed != 1:
-        tell(
-            f"Business time runs {speed:g} times faster than real time, and the times that are shown are business time."
-        )
+        tell(f"The demo's time runs {speed:g} times faster than real time; the times that are shown are its own.")
     tell("Ready. Runs, as they end:")
 
 

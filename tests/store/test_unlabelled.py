@@ -121,6 +121,22 @@ async def test_a_lost_rent_of_another_fleet_may_explain_the_box_as_well(ready: F
     assert len(ready.state()["questions"]) == 1
 
 
+async def test_only_the_fleet_whose_rent_is_unsettled_may_claim_a_box(ready: Fleet) -> None:
+    other = Fleet(ready.database, name="other", clock=ready.clock)
+    other.set_policy(launch__image=IMAGE)
+    run, others_run = await ready.open(), await other.open()
+    await ready.journal.record_outcome(await ready.rent(run), ActionStatus.FAILED, "no such offer")
+    await lost_rent(other, others_run)
+    box = unlabelled(ready)
+    await ready.sees(run, box)
+    asked_at_first = len(ready.state()["questions"])
+    await other.sees(others_run, box)
+    await ready.sees(run, box)
+
+    assert (asked_at_first, ready.state()["questions"]) == (1, [])
+    assert [each.vast_id for each in await other.journal.boxes(others_run)] == [101]
+
+
 async def test_a_box_that_a_rent_left_behind_after_it_expired_stays_a_question_until_it_is_gone(ready: Fleet) -> None:
     """It is billed, and no label will ever show it."""
     run = await ready.open()
