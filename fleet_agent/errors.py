@@ -11,6 +11,7 @@
     │   ├── ModelUnreachable
     │   └── DatabaseUnreachable
     ├── ModelUnusable         the model answered with what cannot be used; it is still paid for
+    ├── RequestRefused        the model server refuses this very request: what it carries may be the cause
     ├── ContextTooLong        the prompt does not fit the server: the run fails, the next has a shorter one
     ├── LookFirst             the effect may have happened: look by label, never repeat
     ├── ChooseAnother         the offer is gone or was refused; choose anew from a new listing
@@ -89,6 +90,10 @@ class DatabaseUnreachable(TryLater):
 
 class ModelUnusable(FleetAgentError):
     """The model answered with what cannot be used; it was paid for all the same."""
+
+
+class RequestRefused(FleetAgentError):
+    """The model server refuses this very request; another one may pass."""
 
 
 class ContextTooLong(FleetAgentError):

@@ -121,7 +121,7 @@ class Model(Protocol):
 
         `within` is real time for everything, Retry-After included; an adapter may have a shorter bound of its own.
         Errors carry `spent` where tries were paid for.
-        Raises ModelUnreachable, KeyRefused, FixSetup, ContextTooLong, ModelUnusable.
+        Raises ModelUnreachable, KeyRefused, FixSetup, RequestRefused, ContextTooLong, ModelUnusable.
         """
         ...
 
@@ -215,7 +215,7 @@ class Journal(Protocol):
         ...
 
     async def record_outcome(self, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None = None) -> None:
-        """A fact about the world: never fenced, and DONE is never overwritten."""
+        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row."""
         ...
 
     async def write(self, run: Run, tool: Tool) -> str:

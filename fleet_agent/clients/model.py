@@ -42,6 +42,7 @@ from fleet_agent.errors import (
     KeyRefused,
     ModelUnreachable,
     ModelUnusable,
+    RequestRefused,
     Spent,
 )
 
@@ -72,6 +73,9 @@ WORTH_ANOTHER_TRY = {
     HTTPStatus.TOO_EARLY,
     HTTPStatus.TOO_MANY_REQUESTS,
 }
+
+REFUSED_FOR_WHAT_IT_CARRIES = {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}
+"""A parameter that the server does not know, or words that its filter does not let pass."""
 
 TOO_LONG = re.compile(
     r"context.?(length|window|size)|maximum context|exceed\w* .{0,40}context|prompt is too long|too many \w*? ?token",
@@ -239,7 +243,7 @@ class ChatModel:
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return None
         return Setback(
-            FixSetup,
+            RequestRefused if status in REFUSED_FOR_WHAT_IT_CARRIES else FixSetup,
             f"the model server at {self._address} refused the request with {status} ({said})",
             "check the FLEET_MODEL_* settings against what this server accepts",
         )

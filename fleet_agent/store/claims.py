@@ -29,7 +29,7 @@ QUARANTINE_FROM: Final = 5
 _OUTAGES: Final = ("model unreachable", "slow down", "try later", "key refused")
 """Exit reasons that say nothing about what the run had claimed, however far it had come."""
 
-_REFUSALS_OF_A_REQUEST: Final = ("context too long", "fix setup")
+_REFUSALS_OF_A_REQUEST: Final = ("context too long", "request refused")
 """Exit reasons that may lie in what the run had claimed, even if the model never replied."""
 
 SILENCE_OF_THE_DEAD: Final = timedelta(seconds=20)

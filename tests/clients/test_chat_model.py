@@ -22,6 +22,7 @@ from fleet_agent.errors import (
     KeyRefused,
     ModelUnreachable,
     ModelUnusable,
+    RequestRefused,
     Spent,
 )
 from fleet_agent.sim.model_app import create_app
@@ -245,7 +246,7 @@ async def test_a_status_that_passes_is_tried_four_times_and_then_means_unreachab
 async def test_a_status_that_lasts_is_tried_once(status: int):
     server = Scripted(refused(status))
 
-    with pytest.raises((FixSetup, ContextTooLong)):
+    with pytest.raises((FixSetup, ContextTooLong, RequestRefused)):
         await server.reply()
 
     assert server.asked == 1
@@ -364,10 +365,10 @@ PRICED = ChatOptions(model="wise-one", usd_per_million_tokens_in=Decimal("2.50")
     [
         ([NOTHING], ModelUnusable, 4),
         ([NOTHING, NOTHING, httpx2.ConnectError("gone")], ModelUnreachable, 2),
-        ([NOTHING, refused(400)], FixSetup, 1),
+        ([NOTHING, refused(400)], RequestRefused, 1),
         ([NOTHING, refused(401)], KeyRefused, 1),
         ([NOTHING, refused(413)], ContextTooLong, 1),
-        ([httpx2.Response(200, json={"error": {"message": "no", "code": 400}, **USAGE})], FixSetup, 1),
+        ([httpx2.Response(200, json={"error": {"message": "no", "code": 400}, **USAGE})], RequestRefused, 1),
     ],
     ids=str,
 )

@@ -222,7 +222,7 @@ async def test_an_outage_of_the_model_counts_no_attempt(fleet: Fleet) -> None:
     ("exit_reason", "after_a_reply", "attempts"),
     [
         ("context too long", False, 1),
-        ("fix setup", False, 1),
+        ("request refused", False, 1),
         ("model unusable", False, 0),
         ("model unusable", True, 1),
         ("model unreachable", True, 0),
