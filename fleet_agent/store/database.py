@@ -12,6 +12,7 @@ holder wrote.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -213,7 +214,9 @@ def real_now(tx: Session) -> datetime:
 
 
 def _storable(value: Any) -> Any:
-    """`value` without what PostgreSQL cannot keep: NUL, and halves of surrogate pairs. Boxes print it, models write it.
+    """`value` without what PostgreSQL cannot keep: NUL, halves of surrogate pairs, numbers that are none.
+
+    Boxes print it, models write it, strangers send it.
 
     Replaced here, at the only door, so that no reply and no log line can fail the transaction that records it.
     """
@@ -222,6 +225,8 @@ def _storable(value: Any) -> Any:
             return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
         case dict():
             return {_storable(key): _storable(item) for key, item in cast("dict[Any, Any]", value).items()}
+        case float() if not math.isfinite(value):
+            return str(value)
         case list() | tuple():
             return [_storable(item) for item in cast("Sequence[Any]", value)]
         case _:
