@@ -324,10 +324,11 @@ def _prefect_place(plan: StackPlan) -> PrefectPlace:
     home = plan.data_dir / "prefect"
     if plan.simulation:
         shutil.rmtree(home, ignore_errors=True)  # with the leases of a demo whose database is dropped
-    home.mkdir(mode=0o700, exist_ok=True)
-    port = _free_port() if plan.simulation else plan.settings.prefect_port
-    if not plan.simulation:
+        port = _free_port()
+    else:
+        port = plan.settings.prefect_port
         _refuse_if_taken(LOOPBACK, port, "FLEET_PREFECT_PORT")
+    home.mkdir(mode=0o700, exist_ok=True)
     return PrefectPlace(port=port, prefect_home=home, auth_string=_auth_string(home / "auth-string"))
 
 

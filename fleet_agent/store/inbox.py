@@ -67,7 +67,7 @@ def post_all(tx: Session, fleet: str, events: Iterable[Post], *, now: datetime) 
 
 def post(tx: Session, fleet: str, event: Post, *, now: datetime) -> int:
     """Store the event and return the id of its row. To be called within `Database.shared` or `exclusive`."""
-    session.state(tx, fleet)
+    session.begin(tx, fleet)
     if event.occurrence_id is not None:
         _forget(tx, fleet, event.occurrence_id, until=now - OCCURRENCES_KEPT)
     event_id = tx.execute(_insertion(fleet, event, now).returning(col(Inbox.id))).scalar()
@@ -102,16 +102,18 @@ def _insertion(fleet: str, event: Post, now: datetime) -> Insert:
     )
     if event.occurrence_id is not None:
         return new.on_conflict_do_nothing(index_elements=["fleet", "occurrence_id"])
-    return new.on_conflict_do_update(
-        index_elements=["fleet", "dedupe_key"],
-        index_where=WAITS,
-        set_={
-            "count": col(Inbox.count) + 1,
-            "text": new.excluded.text,
-            "payload": new.excluded.payload,
-            "priority": func.least(Inbox.priority, new.excluded.priority),
-        },
-    )
+    if event.dedupe_key is not None:
+        return new.on_conflict_do_update(
+            index_elements=["fleet", "dedupe_key"],
+            index_where=WAITS,
+            set_={
+                "count": col(Inbox.count) + 1,
+                "text": new.excluded.text,
+                "payload": new.excluded.payload,
+                "priority": func.least(Inbox.priority, new.excluded.priority),
+            },
+        )
+    return new
 
 
 def _kept(event: Post) -> tuple[str, dict[str, Any]]:

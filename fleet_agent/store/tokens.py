@@ -20,7 +20,7 @@ from fleet_agent.store.tables import Purpose, Token
 
 def rotate(tx: Session, fleet: str, purpose: Purpose, *, who: str, now: datetime) -> str:
     """A new token of the fleet for this purpose; the one before it opens nothing any more."""
-    session.state(tx, fleet)
+    session.begin(tx, fleet)
     token = secrets.token_urlsafe(32)
     new = insert(Token).values(fleet=fleet, purpose=purpose.value, digest=_digest(token), made_at=now)
     tx.execute(
