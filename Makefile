@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup demo test check fix lock bench-run bench-tree
+.PHONY: setup demo test check fix lock bench-run bench-tree bench-flood
 
 setup: $(VENV)/.ready
 demo: $(VENV)/.ready            ## the whole system against the simulator; ARGS="--runs 3"
@@ -28,6 +28,9 @@ bench-run: $(VENV)/.dev         ## one run without model and provider time, as o
 
 bench-tree: $(VENV)/.dev        ## memory of each process, and run-now to the first line, as one line of JSON
 	@$(BIN)/python -m tests.benchmarks.tree
+
+bench-flood: $(VENV)/.dev       ## how long runs wait while a thousand posts a second come in, as one line of JSON
+	@$(BIN)/python -m tests.benchmarks.flood
 
 $(VENV)/.ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or later is needed, this is " + sys.version.split()[0] + " → make PYTHON=python3.11")'

@@ -27,6 +27,7 @@ from fleet_agent.printing import ACTION_COLUMNS, RUN_COLUMNS, print_json, print_
 from fleet_agent.settings import Settings
 from fleet_agent.stack import environments
 from fleet_agent.stack.runtime import Runtime, live_runtime
+from fleet_agent.store.tables import Purpose
 
 app = typer.Typer(
     help="The operator of a rented GPU proving fleet.",
@@ -37,8 +38,10 @@ app = typer.Typer(
 )
 objective_app = typer.Typer(help="What the agent is to achieve, in the operator's words.", no_args_is_help=True)
 policy_app = typer.Typer(help="The operator's limits.", no_args_is_help=True)
+token_app = typer.Typer(help="What strangers must know to be let in.", no_args_is_help=True)
 app.add_typer(objective_app, name="objective")
 app.add_typer(policy_app, name="policy")
+app.add_typer(token_app, name="token")
 
 AsJson = Annotated[bool, typer.Option("--json", help="as JSON, with the column names of the tables")]
 FleetName = Annotated[str | None, typer.Option("--fleet", help="default: FLEET_FLEET, else main")]
@@ -155,6 +158,14 @@ def sim(
     arguments = [f"--vast-port={vast_port}", f"--model-port={model_port}", f"--seed={seed}", f"--speed={speed}"]
     key = [] if api_key is None else [f"--api-key={api_key}"]
     raise typer.Exit(server.main([*arguments, f"--scenario={scenario}", *key]))
+
+
+@app.command()
+def hooks() -> None:
+    """Take webhooks in, beside a database that others use too; `up` does it of itself."""
+    from fleet_agent.hooks.server import serve
+
+    asyncio.run(serve(_settings(), tell=_tell))
 
 
 @app.command()
@@ -343,6 +354,17 @@ def policy_set(changes: Annotated[list[str], typer.Argument(metavar="KEY=VALUEâ€
     with _desk(fleet, may_begin=True) as (desk, _):
         controls.set_policy(desk, {key: value for key, _, value in pairs})
     _tell(f"Set for fleet {desk.fleet} in {desk.place}. In force for the next effect.")
+
+
+@token_app.command("rotate")
+def token_rotate(purpose: Purpose, fleet: FleetName = None) -> None:
+    """Make a new token and show it once; the one before it opens nothing from now on."""
+    with _desk(fleet) as (desk, live):
+        token = controls.rotate_token(desk, purpose)
+        address = f"http://{_settings_of(live, fleet).hooks_bind}/hooks/SOURCE"
+    _tell(f"The new token of fleet {desk.fleet} for {purpose.value}, shown only here; an older one opens nothing now:")
+    _tell(token)
+    _tell(f"Post to {address} with it as bearer token or as password, or to {address}/TOKEN.")
 
 
 # --- where things are ------------------------------------------------------------------------------------------------

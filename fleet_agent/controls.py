@@ -22,10 +22,11 @@ from fleet_agent.domain.triggers import Kind, Trigger
 from fleet_agent.errors import AlreadyGone, FixSetup, LookFirst, TryLater
 from fleet_agent.ports import Clock, CountTokens, Market, Orchestrator, Ports
 from fleet_agent.steps.observe import glance
-from fleet_agent.store import claims, ledger, reading, session, sightings, steering
+from fleet_agent.store import claims, ledger, reading, session, sightings, steering, tokens
 from fleet_agent.store.database import Database
 from fleet_agent.store.inbox import Post, post
 from fleet_agent.store.installation import installation
+from fleet_agent.store.tables import Purpose
 
 BETWEEN_LOOKS = timedelta(seconds=5)
 """Real time between two passes of the emergency stop: the provider's list lags by a few seconds."""
@@ -98,6 +99,12 @@ def reset_session(desk: Desk) -> int:
     """Begin a new conversation and return its epoch; counter, wakes, policy and objective stay."""
     with desk.database.exclusive(desk.fleet) as tx:
         return steering.reset_session(tx, desk.fleet, who=desk.who, now=desk.clock.now())
+
+
+def rotate_token(desk: Desk, purpose: Purpose) -> str:
+    """A new token; the one before it opens nothing any more. It is nowhere to be read again."""
+    with desk.database.transaction() as tx:
+        return tokens.rotate(tx, desk.fleet, purpose, who=desk.who, now=desk.clock.now())
 
 
 # --- looking into the prompt -----------------------------------------------------------------------------------------

@@ -81,6 +81,17 @@ class Settings(BaseSettings):
         ),
     )
 
+    # --- webhooks in ------------------------------------------------------------------------------------------------
+
+    hooks_bind: str = Field(
+        default="127.0.0.1:8300",
+        pattern=r"^(\[[0-9a-fA-F:]+\]|[^\s:/]+):[0-9]{1,5}$",
+        description=(
+            "Address and port at which webhooks are taken in. Loopback, so that only this machine can post; "
+            "for others put a proxy with TLS before it."
+        ),
+    )
+
     # --- the provider of boxes --------------------------------------------------------------------------------------
 
     vast_url: HttpUrl = Field(default="https://console.vast.ai", description="Address of the vast.ai API.")
@@ -188,6 +199,11 @@ class Settings(BaseSettings):
             raise _refusal(error) from error
         except SettingsError as error:
             raise FixSetup(f"{PREFIX}BOX_ENV: not a JSON object", 'write {"NAME": "value"}') from error
+
+    @property
+    def hooks_address(self) -> tuple[str, int]:
+        host, _, port = self.hooks_bind.rpartition(":")
+        return host.strip("[]"), int(port)
 
     @property
     def demo_data_dir(self) -> Path:

@@ -68,6 +68,8 @@ def test_a_file_that_is_not_there_is_no_error(tmp_path: Path) -> None:
     [
         ("FLEET_FLEET", "Main Fleet"),
         ("FLEET_PREFECT_PORT", "http"),
+        ("FLEET_HOOKS_BIND", "8300"),
+        ("FLEET_HOOKS_BIND", "http://127.0.0.1:8300"),
         ("FLEET_VAST_URL", "console.vast.ai"),
         ("FLEET_BOX_ENV", "{not json"),
         ("FLEET_BOX_ENV", '["a list"]'),
@@ -113,6 +115,7 @@ def all_set() -> Settings:
         database_url=SecretStr(f"postgresql://me:{SECRET}-1@db/fleet"),
         prefect_port=4300,
         prefect_database_url=SecretStr(f"postgresql://me:{SECRET}-2@db/prefect"),
+        hooks_bind="[::1]:8301",
         vast_url="http://vast.example",
         vast_api_key=SecretStr(f"{SECRET}-3"),
         box_env={"TOKEN": SecretStr(f"{SECRET}-4")},
@@ -156,13 +159,14 @@ def test_a_demo_keeps_nothing_that_reaches_the_real_world() -> None:
 
     kept = {name for name in Settings.model_fields if getattr(demo, name) == getattr(real, name)}
 
-    # The tree itself sets the folder and the databases of a demo.
+    # The tree itself sets the folder, the databases and the port for webhooks of a demo.
     assert kept == {
         "fleet",
         "data_dir",
         "database_url",
         "prefect_port",
         "prefect_database_url",
+        "hooks_bind",
         "model_max_output_tokens",
     }
 
@@ -182,6 +186,11 @@ def test_another_fleet_is_the_same_but_for_its_name() -> None:
 
     with pytest.raises(FixSetup, match="'Second Fleet' cannot be the name of a fleet"):
         all_set().with_fleet("Second Fleet")
+
+
+def test_an_address_to_listen_at_is_a_host_and_a_port() -> None:
+    assert Settings().hooks_address == ("127.0.0.1", 8300)
+    assert all_set().hooks_address == ("::1", 8301)
 
 
 def test_the_demos_folder_is_a_sibling_and_never_the_same() -> None:

@@ -1,4 +1,4 @@
-"""Why a run happens, and how urgent what happened is. The table `PRIORITY` is the only place that says so."""
+"""Why a run happens, and how urgent what happened is. Only the tables `PRIORITY` and `ALERTS` say so."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ class Kind(StrEnum):
     RUN_NOW = "run_now"
     CONFIG_CHANGE = "config_change"
     DEMAND_BAND = "demand_band"
+    ALERT_FIRING = "alert_firing"
+    ALERT_RESOLVED = "alert_resolved"
+    WEBHOOK = "webhook"
     BOX_FAILED = "box_failed"
     BOX_PROGRESS = "box_progress"
 
@@ -38,9 +41,27 @@ PRIORITY: dict[Kind, Priority] = {
     Kind.RUN_NOW: Priority.URGENT,
     Kind.CONFIG_CHANGE: Priority.URGENT,
     Kind.DEMAND_BAND: Priority.CHANGE,
+    Kind.ALERT_FIRING: Priority.CHANGE,
+    Kind.ALERT_RESOLVED: Priority.CHANGE,
+    Kind.WEBHOOK: Priority.CHANGE,
     Kind.BOX_FAILED: Priority.CHANGE,
     Kind.BOX_PROGRESS: Priority.ROUTINE,
 }
+
+ALERTS: dict[str, Priority] = {
+    "critical": Priority.CHANGE,
+    "error": Priority.CHANGE,
+    "warning": Priority.CHANGE,
+    "info": Priority.ROUTINE,
+    "none": Priority.ROUTINE,
+}
+"""By the label `severity`, whose values are convention only. None is urgent: that is for what a person asks for, and an
+alert can wait until the others of its burst are there."""
+
+
+def priority_of(kind: Kind, severity: str = "") -> Priority:
+    """How urgent an event is; a severity that is not in the table changes nothing."""
+    return ALERTS.get(severity.lower(), PRIORITY[kind])
 
 
 class Event(Frozen):

@@ -2,7 +2,7 @@
 
 A process inherits what a program needs to run at all and nothing else of what was exported where the tree was started.
 The keys of the provider, the model and the boxes are in the worker's environment alone; the Prefect server, which
-carries out what its API is told, never sees them.
+carries out what its API is told, and the door for webhooks, which strangers reach, never see them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet_agent.settings import Settings
+from fleet_agent.settings import Settings, variable
 from fleet_agent.stack.runtime import Runtime
 
 ANY_PROGRAM = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
@@ -38,6 +38,16 @@ class PrefectPlace:
 
 def of_simulators() -> dict[str, str]:
     return _inherited(ANY_PROGRAM)
+
+
+def of_hooks(settings: Settings) -> dict[str, str]:
+    """Where the database is and where to listen: strangers speak with this process, so it has nothing to give away."""
+    told = {variable("database_url"), variable("hooks_bind")}
+    return {
+        **_inherited(ANY_PROGRAM),
+        "PYTHONUNBUFFERED": "1",  # a log that is read after a crash must have the last line
+        **{name: text for name, text in settings.environment().items() if name in told},
+    }
 
 
 def of_server(place: PrefectPlace, database_url: str) -> dict[str, str]:

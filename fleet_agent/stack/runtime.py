@@ -47,6 +47,8 @@ class Runtime(BaseModel):
     auth_string: str
     """`user:password` of Prefect's API; Prefect's pages ask for it in this form."""
     ui_url: str
+    hooks_bind: str
+    """Where webhooks are taken in, as in the settings."""
     processes: dict[str, int]
     """Process number by name."""
     simulators: Simulators | None
@@ -59,7 +61,12 @@ class Runtime(BaseModel):
     def settings(self) -> dict[str, Any]:
         """What the tree's settings have in place of the caller's own, for `model_copy(update=…)`."""
         world = self.simulators.settings() if self.simulators else {}
-        return {**world, "data_dir": self.data_dir, "database_url": SecretStr(self.database_url)}
+        return {
+            **world,
+            "data_dir": self.data_dir,
+            "database_url": SecretStr(self.database_url),
+            "hooks_bind": self.hooks_bind,
+        }
 
 
 def live_runtime(data_dir: Path) -> Runtime | None:

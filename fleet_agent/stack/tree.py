@@ -1,7 +1,7 @@
 """The process tree of `up` and `demo`: what starts after what, and how everything ends.
 
-    PostgreSQL ──┬── Prefect server ─────────┬── deployments (once)
-                 └── our schema, simulators ─┴── worker
+    PostgreSQL ──┬── Prefect server ────────────────┬── deployments (once)
+                 └── our schema, simulators, hooks ─┴── worker
 
 Every process has a group of its own, so that a Ctrl-C in the terminal reaches this process alone and the end is
 orderly: the worker first (it finishes the run at hand), then the server it reports to, then the database below both.
@@ -188,6 +188,7 @@ class _Tree:
     async def start(self) -> Runtime:
         simulation = self._plan.simulation
         place = _prefect_place(self._plan)
+        hooks_bind = _hooks_bind(self._plan)
         self._log_dir.mkdir(mode=0o700, exist_ok=True)
         prefect = PrefectOrchestrator(
             await self._ends.enter_async_context(open_client(place.api_url, place.auth_string))
@@ -202,17 +203,19 @@ class _Tree:
             api_url=place.api_url,
             auth_string=place.auth_string,
             ui_url=place.origin,
+            hooks_bind=hooks_bind,
             processes={},
             simulators=Simulators(vast_port=_free_port(), model_port=_free_port()) if simulation else None,
         )
+        settings = self._plan.settings.model_copy(update=runtime.settings())
         async with asyncio.TaskGroup() as starting:
             starting.create_task(self._begin(_server(place, prefect_url, prefect)))
             line = await asyncio.to_thread(_prepare_fleet, fleet_url, self._plan)
+            starting.create_task(self._begin(_hooks(settings)))
             if simulation and runtime.simulators:
                 starting.create_task(self._begin(_simulators(simulation, runtime.simulators, line)))
         async with asyncio.TaskGroup() as starting:
             starting.create_task(self._begin(_deployment(place, line.speed)))
-            settings = self._plan.settings.model_copy(update=runtime.settings())
             starting.create_task(self._begin(_worker(place, settings, prefect)))
         return self._published(runtime)
 
@@ -321,9 +324,19 @@ def _prefect_place(plan: StackPlan) -> PrefectPlace:
     home = plan.data_dir / "prefect"
     if plan.simulation:
         shutil.rmtree(home, ignore_errors=True)  # with the leases of a demo whose database is dropped
+        port = _free_port()
+    else:
+        port = plan.settings.prefect_port
+        _refuse_if_taken(LOOPBACK, port, "FLEET_PREFECT_PORT")
     home.mkdir(mode=0o700, exist_ok=True)
-    port = _free_port() if plan.simulation else _wanted_port(plan.settings.prefect_port)
     return PrefectPlace(port=port, prefect_home=home, auth_string=_auth_string(home / "auth-string"))
+
+
+def _hooks_bind(plan: StackPlan) -> str:
+    if plan.simulation:
+        return f"{LOOPBACK}:{_free_port()}"
+    _refuse_if_taken(*plan.settings.hooks_address, "FLEET_HOOKS_BIND")
+    return plan.settings.hooks_bind
 
 
 def _auth_string(file: Path) -> str:
@@ -396,7 +409,19 @@ def _simulators(simulation: Simulation, ports: Simulators, line: Timeline) -> Co
         ),
         environment=environments.of_simulators(),
         folder=PROJECT_DIR,
-        is_ready=lambda _: _listens(ports.model_port),
+        is_ready=lambda _: _listens(LOOPBACK, ports.model_port),
+        may_take_to_start=MAY_TAKE_TO_START,
+        may_take_to_end=MAY_TAKE_TO_END,
+    )
+
+
+def _hooks(settings: Settings) -> Command:
+    return Command(
+        name="hooks",
+        arguments=(*PYTHON_M, "fleet_agent.hooks.server"),
+        environment=environments.of_hooks(settings),
+        folder=PROJECT_DIR,
+        is_ready=lambda _: _listens(*settings.hooks_address),
         may_take_to_start=MAY_TAKE_TO_START,
         may_take_to_end=MAY_TAKE_TO_END,
     )
@@ -434,19 +459,18 @@ def _free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _wanted_port(port: int) -> int:
+def _refuse_if_taken(host: str, port: int, setting: str) -> None:
     try:
-        with socket.create_server((LOOPBACK, port)):
-            return port
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         raise FixSetup(
-            f"port {port} on {LOOPBACK} is in use", "stop what uses it, or set FLEET_PREFECT_PORT to another port"
+            f"port {port} on {host} is in use", f"stop what uses it, or set {setting} to another port"
         ) from error
 
 
-async def _listens(port: int) -> bool:
+async def _listens(host: str, port: int) -> bool:
     try:
-        _, writer = await asyncio.open_connection(LOOPBACK, port)
+        _, writer = await asyncio.open_connection(host, port)
     except OSError:
         return False
     writer.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import ValidationError
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
+from sqlmodel import select
 
 from fleet_agent.domain.policy import Policy
 from fleet_agent.errors import PolicyInvalid
@@ -15,9 +16,15 @@ def state(tx: Session, fleet: str) -> SessionState:
     """The fleet's row; a fleet begins to exist when it is first named."""
     row = tx.get(SessionState, fleet)
     if row is None:
-        tx.execute(insert(SessionState).values(fleet=fleet).on_conflict_do_nothing())
+        begin(tx, fleet)
         row = tx.get_one(SessionState, fleet)
     return row
+
+
+def begin(tx: Session, fleet: str) -> None:
+    """The same for who needs nothing of the row, which is large, but that it is there."""
+    if tx.scalar(select(SessionState.fleet).where(SessionState.fleet == fleet)) is None:
+        tx.execute(insert(SessionState).values(fleet=fleet).on_conflict_do_nothing())
 
 
 def find(tx: Session, fleet: str) -> SessionState:

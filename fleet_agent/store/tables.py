@@ -46,6 +46,12 @@ class WakeStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
+class Purpose(StrEnum):
+    """What a token opens."""
+
+    HOOKS = "hooks"
+
+
 class Actor(StrEnum):
     """Who asked for an action."""
 
@@ -236,6 +242,8 @@ class Inbox(SQLModel, table=True):
             unique=True,
             postgresql_where=WAITS,
         ),
+        Unique("fleet", "occurrence_id"),
+        CheckConstraint("dedupe_key IS NULL OR occurrence_id IS NULL", name="repeats_or_occurs_once"),
         Index("inbox_open", "fleet", postgresql_where=sql("consumed_by_run IS NULL AND quarantined_at IS NULL")),
         Index(None, "fleet", "claimed_by_run"),
     )
@@ -248,6 +256,7 @@ class Inbox(SQLModel, table=True):
     kind: str
     priority: int
     dedupe_key: str | None = None
+    occurrence_id: str | None = None  # until it is forgotten
     count: int = 1
     occurred_at: datetime = Field(sa_type=TIME)
     received_at: datetime = Field(sa_type=TIME)
@@ -390,3 +399,14 @@ class Audit(SQLModel, table=True):
     who: str
     what: str
     text: str
+
+
+class Token(SQLModel, table=True):
+    """What a stranger must know to be let in. Written by `tokens`; of the token itself only a digest is kept."""
+
+    __table_args__ = (_of_known_fleet(), _one_of("purpose", Purpose))
+
+    fleet: str = Field(primary_key=True)
+    purpose: str = Field(primary_key=True)
+    digest: str
+    made_at: datetime = Field(sa_type=TIME)

@@ -101,6 +101,16 @@ def test_a_port_in_use(fleet_agent: Run) -> None:
     one_line(said, 1, port, "choose another port")
 
 
+def test_a_port_for_webhooks_that_is_in_use(fleet_agent: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        one_line(fleet_agent("hooks", FLEET_HOOKS_BIND=bind), 2, bind, "FLEET_HOOKS_BIND")
+
+
+def test_a_token_for_nothing_that_there_is(fleet_agent: Run) -> None:
+    one_line(fleet_agent("token", "rotate", "doors"), 2, "hooks")
+
+
 def test_a_run_that_sent_no_request_has_no_prompt(fleet_agent: Run) -> None:
     one_line(fleet_agent("prompt", "--run", "12"), 2, "#12")
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
 
+import psycopg
+
 from tests.cli.conftest import Run
+from tests.postgres import plain
 
 
 def test_status_says_that_nothing_runs(fleet_agent: Run) -> None:
@@ -41,6 +45,16 @@ def test_fleets_do_not_see_each_other(fleet_agent: Run) -> None:
     fleet_agent("objective", "set", "Only east.", "--fleet", "east")
     assert fleet_agent("objective", "get").out == "(none set)\n"
     assert fleet_agent("objective", "get", "--fleet", "east").out == "Only east.\n"
+
+
+def test_a_new_token_is_shown_once_and_the_database_has_only_its_digest(fleet_agent: Run, database_url: str) -> None:
+    said = fleet_agent("token", "rotate", "hooks").out
+    token = said.splitlines()[1]
+    with psycopg.connect(plain(database_url)) as connection:
+        ((fleet, digest),) = connection.execute("SELECT fleet, digest FROM token").fetchall()
+
+    assert (fleet, digest) == ("main", hashlib.sha256(token.encode()).hexdigest())
+    assert "http://127.0.0.1:8300/hooks/SOURCE" in said
 
 
 def test_a_light_verb_imports_neither_prefect_nor_openai() -> None:

@@ -15,7 +15,9 @@ from fleet_agent.stack import environments
 from fleet_agent.stack.environments import PrefectPlace
 
 PLACE = PrefectPlace(port=4717, prefect_home=Path("/nonexistent"), auth_string="fleet:made-up")
-SETTINGS = Settings.model_construct(vast_api_key=SecretStr("vast"), model_api_key=SecretStr("model"))
+SETTINGS = Settings.model_construct(
+    vast_api_key=SecretStr("vast"), model_api_key=SecretStr("model"), database_url=SecretStr("postgresql:///fleet")
+)
 
 AS_PREFECT_READS_IT = """
 import json
@@ -75,4 +77,5 @@ def test_only_the_worker_is_told_our_settings() -> None:
     assert ours(environments.of_server(PLACE, "postgresql+asyncpg:///prefect")) == set()
     assert ours(environments.of_deploy(PLACE)) == set()
     assert ours(environments.of_simulators()) == set()
+    assert ours(environments.of_hooks(SETTINGS)) == {"FLEET_DATABASE_URL", "FLEET_HOOKS_BIND"}
     assert {"FLEET_VAST_API_KEY", "FLEET_MODEL_API_KEY"} <= ours(environments.of_worker(PLACE, SETTINGS))

@@ -9,10 +9,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import psutil
+import psycopg
 import pytest
 
-from tests.postgres import temporary_folder
+from tests.postgres import plain, temporary_folder
 from tests.stack.trees import FLEET_AGENT, PLANTED, Tree, ready, started
 from tests.stack.waiting import until
 
@@ -48,10 +50,11 @@ def simulators(folder: Path, vast_port: int, model_port: int) -> Generator[None]
 
 @pytest.fixture(scope="module")
 def up() -> Generator[Tree]:
-    prefect, vast, model = free_ports(3)
+    prefect, hooks, vast, model = free_ports(4)
     settings = {
         **SECRETS,
         "FLEET_PREFECT_PORT": str(prefect),
+        "FLEET_HOOKS_BIND": f"127.0.0.1:{hooks}",
         "FLEET_VAST_URL": f"http://127.0.0.1:{vast}",
         "FLEET_MODEL_URL": f"http://127.0.0.1:{model}/v1",
         "FLEET_MODEL_NAME": "simulated-operator",
@@ -96,6 +99,29 @@ def test_a_second_up_on_the_same_folder_is_refused_in_one_line(up: Tree) -> None
     assert f"already runs on {up.data_dir} (pid {up.root.pid})" in second.stderr
 
 
+def test_a_webhook_with_the_token_becomes_an_event_and_the_token_is_in_no_log(up: Tree) -> None:
+    token = up.call("token", "rotate", "hooks").stdout.splitlines()[1]
+
+    def post(token: str) -> int:
+        address = f"http://{up.runtime.hooks_bind}/hooks/prom/{token}"
+        return httpx.post(address, json={"text": "the queue is starved"}, trust_env=False).status_code
+
+    assert (post("guess"), post(token)) == (401, 200)
+    with psycopg.connect(plain(up.runtime.database_url)) as connection:
+        texts = connection.execute("SELECT text FROM inbox WHERE source = 'prom'").fetchall()
+    assert texts == [("prom: the queue is starved",)]
+    assert [log.name for log in (up.data_dir / "logs").iterdir() if token in log.read_text()] == []
+
+
+def test_the_door_for_webhooks_is_opened_again_when_it_dies(up: Tree) -> None:
+    dead = up.processes()["hooks"]
+    dead.kill()
+
+    until(lambda: up.runtime.processes["hooks"] != dead.pid)
+
+    assert httpx.post(f"http://{up.runtime.hooks_bind}/hooks/prom", trust_env=False).status_code == 401
+
+
 def test_a_worker_that_dies_is_started_again(up: Tree) -> None:
     dead = up.processes()["worker"]
     dead.kill()
@@ -116,11 +142,13 @@ def test_a_database_that_dies_is_started_again(up: Tree) -> None:
     assert up.call("status").returncode == 0
 
 
-def test_a_port_in_use_is_named_with_its_setting_and_nothing_is_left_running() -> None:
+@pytest.mark.parametrize("setting", ["FLEET_PREFECT_PORT", "FLEET_HOOKS_BIND"])
+def test_a_port_in_use_is_named_with_its_setting_and_nothing_is_left_running(setting: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, temporary_folder() as folder:
-        port = taken.getsockname()[1]
+        port, free = taken.getsockname()[1], free_ports(1)[0]
         needed = {
-            "FLEET_PREFECT_PORT": str(port),
+            "FLEET_PREFECT_PORT": str(port if setting == "FLEET_PREFECT_PORT" else free),
+            "FLEET_HOOKS_BIND": f"127.0.0.1:{port if setting == 'FLEET_HOOKS_BIND' else free}",
             "FLEET_VAST_API_KEY": "k",
             "FLEET_MODEL_URL": "http://127.0.0.1:1/v1",
             "FLEET_MODEL_NAME": "m",
@@ -130,5 +158,5 @@ def test_a_port_in_use_is_named_with_its_setting_and_nothing_is_left_running() -
             assert tree.root.wait(60) == 2
             assert tree.output.read_text() == (
                 f"fleet-agent: port {port} on 127.0.0.1 is in use → "
-                "stop what uses it, or set FLEET_PREFECT_PORT to another port\n"
+                f"stop what uses it, or set {setting} to another port\n"
             )

@@ -131,8 +131,8 @@ class Fleet:
 
     # --- what happens outside of runs ---------------------------------------------------------------------------------
 
-    def post(self, kind: Kind = Kind.MESSAGE, text: str = "", dedupe_key: str | None = None) -> int:
-        event = Post(kind=kind, source="test", text=text, dedupe_key=dedupe_key)
+    def post(self, kind: Kind = Kind.MESSAGE, text: str = "", **values: Any) -> int:
+        event = Post(kind=kind, source="test", text=text, **values)
         with self.database.shared(self.name) as tx:
             return post(tx, self.name, event, now=self.clock.now())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 from datetime import UTC, datetime, timedelta
@@ -164,6 +165,13 @@ def test_text_that_the_database_cannot_hold_is_recorded_all_the_same(fleet: Flee
     for stored in (row["text"], key, item):
         assert stored.split()[:2] == raw.split()[:2]
         assert stored.split()[-1] == raw.split()[-1]
+
+
+@pytest.mark.parametrize("raw", [math.inf, -math.inf, math.nan])
+def test_a_number_that_json_does_not_know_is_recorded_as_its_name(fleet: Fleet, raw: float) -> None:
+    fleet.post(payload={"value": [raw, 1.5]})
+
+    assert [row["payload"] for row in fleet.rows("inbox")] == [{"value": [str(raw), 1.5]}]
 
 
 # --- time -------------------------------------------------------------------------------------------------------------

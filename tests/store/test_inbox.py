@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import psycopg
 import pytest
+from pydantic import ValidationError
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from fleet_agent.domain.triggers import PRIORITY, Kind, Priority
+from fleet_agent.domain.triggers import PRIORITY, Kind, Priority, priority_of
 from fleet_agent.store.database import BELL_CHANNEL
-from fleet_agent.store.inbox import Post, post
+from fleet_agent.store.inbox import LARGEST_PAYLOAD, OCCURRENCES_KEPT, Post, post
 from tests.postgres import plain
 from tests.store.rig import Fleet
 
@@ -58,6 +60,74 @@ async def test_what_repeats_after_it_was_claimed_is_a_new_event(fleet: Fleet) ->
     await fleet.journal.collect(await fleet.open(), turn=1)
 
     assert fleet.post(Kind.DEMAND_BAND, dedupe_key="demand") != first
+
+
+async def test_an_occurrence_that_is_told_again_changes_nothing_whatever_became_of_it(fleet: Fleet) -> None:
+    """Control, two tests above: a state that recurs after it was claimed is a new event."""
+    first = fleet.post(Kind.ALERT_FIRING, "the queue is starved", occurrence_id="alert 1")
+    waiting = fleet.post(Kind.ALERT_FIRING, "told again", occurrence_id="alert 1")
+    await fleet.run_through()
+    consumed = fleet.post(Kind.ALERT_FIRING, "told again", occurrence_id="alert 1")
+
+    (row,) = fleet.rows("inbox")
+
+    assert first == waiting == consumed == row["id"]
+    assert (row["count"], row["text"]) == (1, "the queue is starved")
+
+
+async def test_an_occurrence_that_is_told_again_rings_for_nobody(fleet: Fleet, database_url: str) -> None:
+    with psycopg.connect(plain(database_url), autocommit=True) as listener:
+        listener.execute(f"LISTEN {BELL_CHANNEL}")
+        fleet.post(occurrence_id="alert 1")
+        fleet.post(occurrence_id="alert 1")
+        fleet.post(occurrence_id="alert 2")
+
+        assert len(list(listener.notifies(timeout=5, stop_after=2))) == 2
+        assert list(listener.notifies(timeout=0)) == []
+
+
+async def test_an_occurrence_is_forgotten_after_a_day(fleet: Fleet) -> None:
+    first = fleet.post(occurrence_id="alert 1")
+    fleet.clock.advance(OCCURRENCES_KEPT - timedelta(seconds=1))
+    within = fleet.post(occurrence_id="alert 1")
+    fleet.clock.advance(timedelta(seconds=1))
+    after = fleet.post(occurrence_id="alert 1")
+
+    assert within == first != after
+
+
+async def test_each_fleet_has_occurrences_of_its_own(fleet: Fleet) -> None:
+    assert fleet.post(occurrence_id="alert 1") != Fleet(fleet.database, name="other").post(occurrence_id="alert 1")
+
+
+def test_an_event_cannot_both_repeat_and_occur_once() -> None:
+    with pytest.raises(ValidationError, match="give one key, not both"):
+        Post(kind=Kind.WEBHOOK, source="test", dedupe_key="a", occurrence_id="b")
+
+
+def test_the_severity_of_an_alert_decides_where_the_table_knows_it() -> None:
+    assert priority_of(Kind.ALERT_FIRING, "INFO") is Priority.ROUTINE
+    assert priority_of(Kind.ALERT_FIRING, "critical") is Priority.CHANGE
+    assert priority_of(Kind.ALERT_FIRING, "sev-7") is PRIORITY[Kind.ALERT_FIRING]
+
+
+@pytest.mark.parametrize("letter", ["x", "é", '"'])
+async def test_of_a_payload_that_is_too_large_the_beginning_is_kept_and_the_text_says_so(
+    fleet: Fleet, letter: str
+) -> None:
+    """Control: one that just fits is kept whole."""
+    one = len(json.dumps(letter, ensure_ascii=False).encode()) - 2
+    fits = {"log": letter * ((LARGEST_PAYLOAD - len('{"log": ""}')) // one)}
+    fleet.post(text="it fits", payload=fits)
+    fleet.post(text="too much", payload={"log": letter * (LARGEST_PAYLOAD * 2 // one)})
+
+    whole, cut = fleet.rows("inbox")
+
+    assert (whole["text"], whole["payload"]) == ("it fits", fits)
+    assert cut["text"] == "too much [the first 256 of 512 KB are kept]"
+    assert cut["payload"]["bytes"] > 2 * LARGEST_PAYLOAD
+    assert cut["payload"]["beginning"].startswith('{"log": "' + json.dumps(letter, ensure_ascii=False)[1:-1])
+    assert len(cut["payload"]["beginning"].encode()) in (LARGEST_PAYLOAD, LARGEST_PAYLOAD - 1)
 
 
 async def test_messages_of_a_person_are_never_taken_for_repetitions(fleet: Fleet) -> None:

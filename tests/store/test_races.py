@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -12,20 +13,19 @@ from sqlalchemy import text
 
 from fleet_agent.domain.run import Claimed, Closed
 from fleet_agent.domain.triggers import Kind
-from fleet_agent.errors import RunSuperseded
+from fleet_agent.errors import DatabaseUnreachable, RunSuperseded
 from fleet_agent.store.database import Database
-from fleet_agent.store.inbox import Post, post
-from tests.store.rig import Fleet
+from fleet_agent.store.inbox import Post, post, post_all
+from tests.store.rig import NOON, Fleet
 
 
-def somebody_waits(database: Database) -> bool:
-    """Does a transaction of this database wait for an advisory lock?"""
+def how_many_wait(database: Database) -> int:
+    """Transactions of this database that wait for a lock that another one holds."""
     with database.transaction() as tx:
         waiting = (
-            "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database "
-            "WHERE locktype = 'advisory' AND NOT granted AND d.datname = current_database()"
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         )
-        return tx.execute(text(waiting)).scalar_one() > 0
+        return tx.execute(text(waiting)).scalar_one()
 
 
 class Beside:
@@ -44,10 +44,10 @@ class Beside:
         except Exception as error:
             self._result = error
 
-    def waits(self) -> bool:
-        """True once it waits for a lock of the fleet, False when it got through without."""
+    def waits(self, *, behind: int = 0) -> bool:
+        """True once it waits for a lock beside `behind` others that do already, False when it got through without."""
         while self._thread.is_alive():
-            if somebody_waits(self._database):
+            if how_many_wait(self._database) > behind:
                 return True
         return False
 
@@ -55,6 +55,10 @@ class Beside:
         """What the work returned, or raised."""
         self._thread.join()
         return self._result
+
+
+def alert(occurrence_id: str) -> Post:
+    return Post(kind=Kind.ALERT_FIRING, source="test", occurrence_id=occurrence_id)
 
 
 def in_transaction(database: Database, kind: str, fleet: str) -> None:
@@ -84,6 +88,41 @@ def test_posts_run_beside_posts_and_nothing_runs_beside_a_decision(
     assert waited is waits
 
 
+@contextmanager
+def row_lock(database: Database, strength: str) -> Generator[None]:
+    """What the lock of a fleet could have been."""
+    with database.transaction() as tx:
+        tx.execute(text(f"SELECT fleet FROM session_state FOR {strength}"))
+        yield
+
+
+@pytest.mark.parametrize("lock", ["ours", "of a row"])
+def test_a_flood_of_posts_does_not_overtake_a_run_that_waits_to_close(fleet: Fleet, lock: str) -> None:
+    """A run waits for the posts under way when it asks, and for none that come later.
+
+    Control: posts that lock the fleet's row in share mode pass beside the run that waits for it, one after the other,
+    and it closes when the flood ends.
+    """
+    fleet.post()
+    posting, deciding = {
+        "ours": (lambda: fleet.database.shared(fleet.name), lambda: fleet.database.exclusive(fleet.name)),
+        "of a row": (lambda: row_lock(fleet.database, "SHARE"), lambda: row_lock(fleet.database, "UPDATE")),
+    }[lock]
+
+    def go_through(transaction: Callable[[], AbstractContextManager[object]]) -> None:
+        with transaction():
+            pass
+
+    with posting():
+        closing = Beside(fleet.database, lambda: go_through(deciding))
+        assert closing.waits()
+        later = Beside(fleet.database, lambda: go_through(posting))
+        waited = later.waits(behind=1)
+
+    assert (closing.result(), later.result()) == (None, None)
+    assert waited is (lock == "ours")
+
+
 def test_fleets_do_not_wait_for_each_other(database: Database) -> None:
     with database.exclusive("main"):
         second = Beside(database, lambda: in_transaction(database, "exclusive", "other"))
@@ -103,6 +142,56 @@ async def test_a_run_that_closes_sees_the_post_that_is_being_made_at_that_moment
         assert closing.waits() is post_with_lock
 
     assert isinstance(closing.result(), end)
+
+
+async def test_an_occurrence_that_two_tell_at_once_is_stored_once(fleet: Fleet) -> None:
+    """Control: to look first and then to store makes two of it, for neither sees what the other has not committed."""
+    fleet.post()
+    with fleet.database.shared(fleet.name) as tx:
+        first = post(tx, fleet.name, alert("1"), now=fleet.clock.now())
+        second = Beside(fleet.database, lambda: fleet.post(Kind.ALERT_FIRING, "looked first", occurrence_id="1"))
+        assert second.waits()
+    both_have_looked = threading.Barrier(2)
+
+    def naive_post() -> int:
+        with fleet.database.shared(fleet.name) as tx:
+            seen = tx.execute(text("SELECT count(*) FROM inbox WHERE text = 'naive'")).scalar_one()
+            both_have_looked.wait()
+            return seen or post(tx, fleet.name, Post(kind=Kind.MESSAGE, source="test", text="naive"), now=NOON)
+
+    naive = [Beside(fleet.database, naive_post) for _ in range(2)]
+
+    assert second.result() == first
+    assert len({each.result() for each in naive}) == 2
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_two_that_post_the_same_events_in_different_orders_do_not_wait_crosswise(
+    fleet: Fleet, in_order: bool
+) -> None:
+    """Control: each in the order in which it was told them, they do, and the database ends one of the two."""
+    fleet.post()
+    others: list[Beside] = []
+
+    def post_two_then_one() -> None:
+        told = [alert("2"), alert("1")]
+        with fleet.database.shared(fleet.name) as tx:
+            if in_order:
+                post_all(tx, fleet.name, told, now=NOON)
+            else:
+                _ = [post(tx, fleet.name, event, now=NOON) for event in told]
+
+    def post_one_then_two() -> None:
+        with fleet.database.shared(fleet.name) as tx:
+            post(tx, fleet.name, alert("1"), now=NOON)
+            others.append(Beside(fleet.database, post_two_then_one))
+            assert others[0].waits()
+            post(tx, fleet.name, alert("2"), now=NOON)
+
+    ends = [Beside(fleet.database, post_one_then_two).result(), others[0].result()]
+
+    assert {type(end) for end in ends} == ({type(None)} if in_order else {type(None), DatabaseUnreachable})
+    assert len(fleet.rows("inbox")) == 3
 
 
 async def test_runs_that_open_at_once_get_numbers_of_their_own_and_one_of_them_the_fence(fleet: Fleet) -> None:
@@ -146,7 +235,7 @@ async def test_a_cancelled_call_is_over_before_its_caller_goes_on(fleet: Fleet) 
     """Control: a bare hop to a thread lets its caller go on while the transaction is still under way."""
 
     async def gives_up_at_once(call: asyncio.Task[Any]) -> bool:
-        while not somebody_waits(fleet.database):  # noqa: ASYNC110 what happens, happens in the database
+        while not how_many_wait(fleet.database):  # noqa: ASYNC110 what happens, happens in the database
             await asyncio.sleep(0)
         call.cancel()
         await asyncio.sleep(0)

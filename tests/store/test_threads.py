@@ -16,7 +16,7 @@ from sqlalchemy import text
 from fleet_agent.errors import DatabaseUnreachable
 from fleet_agent.store.journal import PostgresJournal
 from tests.store.rig import Fleet
-from tests.store.test_races import somebody_waits
+from tests.store.test_races import how_many_wait
 
 SOON = timedelta(milliseconds=50)
 
@@ -70,7 +70,7 @@ async def test_a_caller_that_is_cancelled_again_waits_all_the_same(fleet: Fleet)
     """Control in `test_races`: a bare hop to a thread lets its caller go on while the transaction is under way."""
     with fleet.database.exclusive(fleet.name):
         call = asyncio.create_task(fleet.ask_for_run())
-        while not somebody_waits(fleet.database):  # noqa: ASYNC110 what happens, happens in the database
+        while not how_many_wait(fleet.database):  # noqa: ASYNC110 what happens, happens in the database
             await asyncio.sleep(0)
         for _ in range(3):
             call.cancel()

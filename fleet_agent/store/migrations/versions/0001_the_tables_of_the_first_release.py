@@ -181,6 +181,7 @@ def upgrade() -> None:
         sa.Column("kind", sa.String(), nullable=False),
         sa.Column("priority", sa.Integer(), nullable=False),
         sa.Column("dedupe_key", sa.String(), nullable=True),
+        sa.Column("occurrence_id", sa.String(), nullable=True),
         sa.Column("count", sa.Integer(), nullable=False),
         sa.Column("occurred_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("received_at", sa.DateTime(timezone=True), nullable=False),
@@ -196,6 +197,7 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "quarantined_at IS NULL OR claimed_by_run IS NULL", name=op.f("inbox_quarantined_is_unclaimed")
         ),
+        sa.CheckConstraint("dedupe_key IS NULL OR occurrence_id IS NULL", name=op.f("inbox_repeats_or_occurs_once")),
         sa.ForeignKeyConstraint(
             ["fleet", "claimed_by_run"], ["run.fleet", "run.run_id"], name=op.f("inbox_fleet_claimed_by_run_fkey")
         ),
@@ -204,6 +206,7 @@ def upgrade() -> None:
         ),
         sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name=op.f("inbox_fleet_fkey")),
         sa.PrimaryKeyConstraint("id", name=op.f("inbox_pkey")),
+        sa.UniqueConstraint("fleet", "occurrence_id", name=op.f("inbox_fleet_occurrence_id_key")),
     )
     op.create_index(op.f("inbox_fleet_claimed_by_run_idx"), "inbox", ["fleet", "claimed_by_run"], unique=False)
     op.create_index(
@@ -286,6 +289,16 @@ def upgrade() -> None:
     )
     op.create_index(
         "wake_pending", "wake", ["fleet", "wake_at"], unique=False, postgresql_where=sa.text("status = 'pending'")
+    )
+    op.create_table(
+        "token",
+        sa.Column("fleet", sa.String(), nullable=False),
+        sa.Column("purpose", sa.String(), nullable=False),
+        sa.Column("digest", sa.String(), nullable=False),
+        sa.Column("made_at", sa.DateTime(timezone=True), nullable=False),
+        sa.CheckConstraint("purpose IN ('hooks')", name=op.f("token_purpose_is_known")),
+        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name=op.f("token_fleet_fkey")),
+        sa.PrimaryKeyConstraint("fleet", "purpose", name=op.f("token_pkey")),
     )
     # the two tables refer to each other
     op.create_foreign_key(
