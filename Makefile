@@ -3,15 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+WORKERS ?= 3
 
-.PHONY: setup demo test check fix lock bench-run bench-tree bench-flood
+.PHONY: setup demo test soak check fix lock bench-run bench-prompt bench-start bench-worker bench-tree bench-flood
 
 setup: $(VENV)/.ready
 demo: $(VENV)/.ready            ## the whole system against the simulator; ARGS="--runs 3"
 	@$(BIN)/fleet-agent demo $(ARGS)
 
-test: $(VENV)/.dev              ## every test; ARGS="tests/story -k rent"
-	@$(BIN)/python -m pytest -q $(ARGS)
+test: $(VENV)/.dev              ## every test but those of `make soak`; ARGS="tests/story -k rent"
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --no-loadscope-reorder $(ARGS)
+
+soak: $(VENV)/.dev              ## the tests that take long: deaths, outages, both workers; ARGS="-k wake"
+	@PATIENCE=$${PATIENCE:-2} $(BIN)/python -m pytest -v -p no:randomly -m soak --tb=short --durations=20 -n $(WORKERS) --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev             ## format, lint, types, import contract; no tests
 	@$(BIN)/ruff format --check .
@@ -25,6 +29,15 @@ fix: $(VENV)/.dev
 
 bench-run: $(VENV)/.dev         ## one run without model and provider time, as one line of JSON
 	@$(BIN)/python -m tests.benchmarks.run
+
+bench-prompt: $(VENV)/.dev      ## reading and composing a prompt after 100,000 runs, as one line of JSON
+	@$(BIN)/python -m tests.benchmarks.prompt
+
+bench-start: $(VENV)/.dev       ## from the commit of an event to the first line of its run, as one line of JSON
+	@$(BIN)/python -m tests.benchmarks.start
+
+bench-worker: $(VENV)/.dev      ## the worker's memory over 200 runs, and the tree's idle CPU, as one line of JSON
+	@$(BIN)/python -m tests.benchmarks.worker
 
 bench-tree: $(VENV)/.dev        ## memory of each process, and run-now to the first line, as one line of JSON
 	@$(BIN)/python -m tests.benchmarks.tree
@@ -45,5 +58,5 @@ $(VENV)/.dev: $(VENV)/.ready requirements-dev.txt
 	@touch $@
 
 lock:                           ## compile the lock files anew; needs uv
-	uv pip compile pyproject.toml --extra build --universal --generate-hashes --python-version 3.11 --no-header -q -o requirements.txt
-	uv pip compile pyproject.toml --extra build --extra dev --universal --generate-hashes --python-version 3.11 --no-header -q -c requirements.txt -o requirements-dev.txt
+	uv pip compile pyproject.toml --extra build --extra counting --universal --generate-hashes --python-version 3.11 --no-header -q -o requirements.txt
+	uv pip compile pyproject.toml --extra build --extra counting --extra dev --universal --generate-hashes --python-version 3.11 --no-header -q -c requirements.txt -o requirements-dev.txt

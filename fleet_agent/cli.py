@@ -20,13 +20,22 @@ from typer.exceptions import TyperException
 
 from fleet_agent import controls
 from fleet_agent.controls import Desk
-from fleet_agent.domain.policy import Policy, flattened
+from fleet_agent.domain.policy import flattened
 from fleet_agent.domain.rules import Mode
-from fleet_agent.errors import FixSetup, FleetAgentError, TryLater
-from fleet_agent.printing import ACTION_COLUMNS, RUN_COLUMNS, print_json, print_rows, print_status
+from fleet_agent.errors import FixSetup, FleetAgentError
+from fleet_agent.printing import (
+    ACTION_COLUMNS,
+    INBOX_COLUMNS,
+    RUN_COLUMNS,
+    USAGE_COLUMNS,
+    WAKE_COLUMNS,
+    print_json,
+    print_rows,
+    print_status,
+)
 from fleet_agent.settings import Settings
 from fleet_agent.stack import environments
-from fleet_agent.stack.runtime import Runtime, live_runtime
+from fleet_agent.stack.runtime import WATCH, Runtime, live_runtime
 from fleet_agent.store.tables import Purpose
 
 app = typer.Typer(
@@ -39,9 +48,13 @@ app = typer.Typer(
 objective_app = typer.Typer(help="What the agent is to achieve, in the operator's words.", no_args_is_help=True)
 policy_app = typer.Typer(help="The operator's limits.", no_args_is_help=True)
 token_app = typer.Typer(help="What strangers must know to be let in.", no_args_is_help=True)
+wakes_app = typer.Typer(help="Future checks, asked for by the agent or by you.", no_args_is_help=True)
+inbox_app = typer.Typer(help="What happened and no run has consumed yet.", no_args_is_help=True)
 app.add_typer(objective_app, name="objective")
 app.add_typer(policy_app, name="policy")
 app.add_typer(token_app, name="token")
+app.add_typer(wakes_app, name="wakes")
+app.add_typer(inbox_app, name="inbox")
 
 AsJson = Annotated[bool, typer.Option("--json", help="as JSON, with the column names of the tables")]
 FleetName = Annotated[str | None, typer.Option("--fleet", help="default: FLEET_FLEET, else main")]
@@ -84,7 +97,7 @@ def demo(
 
 @app.command()
 def up() -> None:
-    """Run the agent for real, until Ctrl-C: database, Prefect server and worker in one process tree."""
+    """Run the agent for real, until Ctrl-C: database, Prefect server, hooks, worker and watch in one process tree."""
     from fleet_agent.foreground import run_up
 
     raise typer.Exit(asyncio.run(run_up(_settings(), tell=_tell)))
@@ -93,51 +106,22 @@ def up() -> None:
 @app.command()
 def deploy() -> None:
     """Bring Prefect up to date with `prefect.yaml`; doing it twice changes nothing more."""
-    from fleet_agent.deploy import deploy as deploy_to_prefect
-    from fleet_agent.store.installation import timeline
+    from fleet_agent.foreground import deploy_to
 
-    with _desk(None) as (desk, live):
-        speed = timeline(desk.database).speed
-    os.environ |= environments.of_prefect_client(_alive(live))
-    for line in asyncio.run(deploy_to_prefect(speed)):
+    for line in asyncio.run(deploy_to(_alive(_live_tree(_settings())))):
         _tell(line)
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    fix: Annotated[bool, typer.Option("--fix", help="mend what can do no harm, and say what was done")] = False,
+    fleet: FleetName = None,
+) -> None:
     """Check the whole installation; every finding says how to mend it. Exit code 1 if anything is not well."""
-    from fleet_agent import wiring
-    from fleet_agent.doctor import examine
+    from fleet_agent.foreground import run_doctor
 
-    live = _live_tree(_settings())
-    settings = _settings_of(live, None)
-
-    async def database() -> str:
-        with _desk(None) as (desk, _):
-            return f"fit for this version, fleet {desk.fleet}"
-
-    async def tree() -> str:
-        running = _alive(live)
-        async with wiring.open_orchestrator(running.api_url, running.auth_string) as orchestrator:
-            if not await orchestrator.is_ready():
-                raise TryLater(f"runs (pid {running.pid}) and its Prefect does not answer", f"see {running.log_dir}")
-        return f"runs (pid {running.pid}) and Prefect answers"
-
-    def policy() -> Policy:
-        with _desk(None) as (desk, _):
-            return controls.policy(desk)
-
-    async def show() -> bool:
-        well = True
-        findings = examine(
-            settings, database=database, tree=tree, policy=policy, ports=lambda: wiring.open_ports(settings)
-        )
-        async for finding in findings:
-            _tell(f"{'ok ' if finding.well else 'BAD'}  {finding.sentence}")
-            well = well and finding.well
-        return well
-
-    raise typer.Exit(0 if asyncio.run(show()) else 1)
+    live = _live_tree(_settings(fleet))
+    raise typer.Exit(asyncio.run(run_doctor(_settings_of(live, fleet), live, fix=fix, tell=_tell)))
 
 
 @app.command()
@@ -166,6 +150,29 @@ def hooks() -> None:
     from fleet_agent.hooks.server import serve
 
     asyncio.run(serve(_settings(), tell=_tell))
+
+
+@app.command()
+def worker() -> None:
+    """Carry out runs: beside the tree that runs here or, where PREFECT_API_URL is set, for another one."""
+    live = _live_tree(_settings())
+    settings = _settings_of(live, None)
+    environment = environments.of_worker(live or _remote_prefect(settings), settings)
+    # In its place, with an environment composed as `up` does it: a run must not see what this shell exports.
+    os.execve(sys.executable, [sys.executable, "-m", "fleet_agent.worker"], environment)  # noqa: S606
+
+
+@app.command()
+def watch(
+    once: Annotated[bool, typer.Option("--once", help="one look, then end")] = False,
+) -> None:
+    """Ring for what waits and tell Prefect of dead runs, beside a running tree; `up` does it of itself."""
+    from fleet_agent.watch_process import keep_watch
+
+    settings = _settings()
+    tree = _alive(_live_tree(settings))
+    settings = _settings_of(tree, None)
+    asyncio.run(keep_watch(settings, api_url=tree.api_url, auth_string=tree.auth_string, once=once, tell=_tell))
 
 
 @app.command()
@@ -213,6 +220,20 @@ def runs(
     print_rows(rows, RUN_COLUMNS, as_json=as_json)
 
 
+@app.command()
+def usage(
+    last: Annotated[int, typer.Option(min=1, max=10_000, help="how many of the newest rows")] = 48,
+    fleet: FleetName = None,
+    as_json: AsJson = False,
+) -> None:
+    """What the models used, hour by hour, oldest first; `as before`: how far a request begins like the last one."""
+    from fleet_agent.store import reading
+
+    with _desk(fleet) as (desk, _), desk.database.transaction() as tx:
+        rows = reading.usage(tx, desk.fleet, last=last)[::-1]
+    print_rows(rows, USAGE_COLUMNS, as_json=as_json)
+
+
 @app.command("ledger")
 def show_ledger(
     last: Annotated[int, typer.Option(min=1, max=10_000, help="how many of the newest")] = 50,
@@ -241,7 +262,7 @@ def prompt(
 
     with _desk(fleet) as (desk, live):
         if run is not None:
-            body, tokens = controls.sent_request(desk, run, wiring.count_bytes)
+            body, tokens = controls.sent_request(desk, run, wiring.count_tokens)
         else:
             body, tokens = asyncio.run(next_request(desk, _settings_of(live, fleet)))
     print_json({"tokens": tokens, "body": body})
@@ -252,25 +273,26 @@ def prompt(
 
 @app.command()
 def say(text: str, fleet: FleetName = None) -> None:
-    """Leave a message for the agent; the next run answers it."""
-    with _desk(fleet) as (desk, _):
+    """Leave a message for the agent; a running tree answers it at once."""
+    with _desk(fleet) as (desk, live):
         event = controls.say(desk, text)
-    _tell(f"Message {event} waits for the next run; `fleet-agent run-now` starts one at once.")
+    _tell(f"Message {event}: {_when_it_is_taken(live)}.")
 
 
 @app.command("run-now")
 def run_now(fleet: FleetName = None) -> None:
-    """Start a run at once; it asks the model whatever it finds."""
-    from fleet_agent import wiring
-
-    async def start(desk: Desk, live: Runtime) -> str:
-        async with wiring.open_orchestrator(live.api_url, live.auth_string) as orchestrator:
-            return await controls.run_now(desk, orchestrator)
-
+    """Have a run at once; it asks the model whatever it finds."""
     with _desk(fleet) as (desk, live):
-        tree = _alive(live)
-        flow_run_id = asyncio.run(start(desk, tree))
-    _tell(f"Flow run {flow_run_id} is on its way: {tree.ui_url}/runs/flow-run/{flow_run_id}")
+        event = controls.run_now(desk)
+    _tell(f"Request {event}: {_when_it_is_taken(live)}.")
+
+
+def _when_it_is_taken(live: Runtime | None) -> str:
+    if live is None:
+        return "kept for the next run, but no process tree runs: `fleet-agent up`, or `fleet-agent cycle --once`"
+    if WATCH not in live.processes:
+        return "kept for the next heartbeat; no watch runs that would ring for it"
+    return "a run takes it now; `fleet-agent runs` shows how it ends"
 
 
 @app.command("reset-session")
@@ -356,6 +378,61 @@ def policy_set(changes: Annotated[list[str], typer.Argument(metavar="KEY=VALUEâ€
     _tell(f"Set for fleet {desk.fleet} in {desk.place}. In force for the next effect.")
 
 
+@wakes_app.command("list")
+def wakes_list(
+    last: Annotated[int, typer.Option(min=1, max=10_000, help="how many of the latest")] = 50,
+    fleet: FleetName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pending and past ones, by their time."""
+    from fleet_agent.store import reading
+
+    with _desk(fleet) as (desk, _), desk.database.transaction() as tx:
+        rows = reading.wakes(tx, desk.fleet, last=last)[::-1]
+    print_rows(rows, WAKE_COLUMNS, as_json=as_json)
+
+
+@wakes_app.command("add")
+def wakes_add(
+    when: Annotated[str, typer.Argument(help="minutes from now, or a time in UTC: 14:00, 2026-03-17T14:00")],
+    reason: Annotated[str, typer.Argument(help="what the agent is to look at then")],
+    fleet: FleetName = None,
+) -> None:
+    """Have the agent look at a time of your choice, beside the heartbeat every 5 minutes."""
+    with _desk(fleet) as (desk, _):
+        _tell(controls.add_wake(desk, when, reason).answer)
+
+
+@wakes_app.command("cancel")
+def wakes_cancel(wake: int, fleet: FleetName = None) -> None:
+    """Cancel a pending wake; its flow run in Prefect is cancelled too."""
+    with _desk(fleet) as (desk, _):
+        controls.cancel_wake(desk, wake)
+    _tell(f"Wake {wake} is cancelled.")
+
+
+@inbox_app.command("list")
+def inbox_list(
+    last: Annotated[int, typer.Option(min=1, max=10_000, help="how many of the newest")] = 50,
+    fleet: FleetName = None,
+    as_json: AsJson = False,
+) -> None:
+    """What waits, what a run has in hand, and what is quarantined because runs kept failing under it."""
+    from fleet_agent.store import reading
+
+    with _desk(fleet) as (desk, _), desk.database.transaction() as tx:
+        rows = reading.inbox(tx, desk.fleet, last=last)[::-1]
+    print_rows(rows, INBOX_COLUMNS, as_json=as_json)
+
+
+@inbox_app.command("release")
+def inbox_release(event: int, fleet: FleetName = None) -> None:
+    """Have a quarantined event tried again, in a run of its own."""
+    with _desk(fleet) as (desk, _):
+        controls.release_event(desk, event)
+    _tell(f"Inbox event {event} waits again.")
+
+
 @token_app.command("rotate")
 def token_rotate(purpose: Purpose, fleet: FleetName = None) -> None:
     """Make a new token and show it once; the one before it opens nothing from now on."""
@@ -421,6 +498,20 @@ def _settings_of(live: Runtime | None, fleet: str | None) -> Settings:
     """The settings of the running tree: a demo has its own addresses and keys."""
     settings = _settings(fleet)
     return settings if live is None else settings.model_copy(update=live.settings())
+
+
+def _remote_prefect(settings: Settings) -> environments.RemotePrefect:
+    """Of the tree to work for. Its database too must be said: a run must not begin a ledger of its own."""
+    if not os.environ.get("PREFECT_API_URL") or settings.database_url is None:
+        raise FixSetup(
+            "no process tree is running here, and PREFECT_API_URL or FLEET_DATABASE_URL is not set",
+            "set both, and PREFECT_API_AUTH_STRING, to those of the tree",
+        )
+    return environments.RemotePrefect(
+        api_url=os.environ["PREFECT_API_URL"],
+        prefect_home=settings.data_dir / "prefect",
+        auth_string=os.environ.get("PREFECT_API_AUTH_STRING", ""),
+    )
 
 
 def _known(scenario: str) -> None:

@@ -1,8 +1,8 @@
 """What a person can do, one function each; the command line uses them, and so will every other face.
 
-Posting and steering are one transaction of our database and need nothing else to live. Two things reach outside:
-`run_now` asks Prefect for a flow run, and `destroy_all`, the emergency stop, speaks with the provider itself, so that
-it works when everything else is dead.
+Posting and steering are one transaction of our database and need nothing else to live; the bell hears of them. One
+thing reaches outside: `destroy_all`, the emergency stop, speaks with the provider itself, so that it works when
+everything else is dead.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from fleet_agent.domain.context import compose, estimate, turn_block
+from fleet_agent.domain.context import Budget, compose, turn_block
 from fleet_agent.domain.fleet import Inventory, ours
 from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Mode
 from fleet_agent.domain.run import Message, MessageKind, Run
+from fleet_agent.domain.tokens import request_tokens
 from fleet_agent.domain.triggers import Kind, Trigger
+from fleet_agent.domain.wakes import CannotRead, NewWake, NoWake, time_until
 from fleet_agent.errors import AlreadyGone, FixSetup, LookFirst, TryLater
-from fleet_agent.ports import Clock, CountTokens, Market, Orchestrator, Ports
+from fleet_agent.ports import Clock, CountTokens, Market, Ports
 from fleet_agent.steps.observe import glance
-from fleet_agent.store import claims, ledger, reading, session, sightings, steering, tokens
+from fleet_agent.store import audit, claims, ledger, reading, session, sightings, steering, tokens, wakes
 from fleet_agent.store.database import Database
 from fleet_agent.store.inbox import Post, post
 from fleet_agent.store.installation import installation
@@ -63,9 +65,11 @@ def say(desk: Desk, text: str) -> int:
         return post(tx, desk.fleet, Post(kind=Kind.MESSAGE, source=desk.who, text=text), now=desk.clock.now())
 
 
-async def run_now(desk: Desk, orchestrator: Orchestrator) -> str:
-    """Ask Prefect for a run that asks the model; returns the id of its flow run."""
-    return await orchestrator.start_run(fleet=desk.fleet, trigger=Trigger.MANUAL)
+def run_now(desk: Desk) -> int:
+    """Ask for a run that asks the model, whatever it finds; the id of its inbox event, the same while it waits."""
+    event = Post(kind=Kind.RUN_NOW, source=desk.who, dedupe_key=Kind.RUN_NOW.value)
+    with desk.database.shared(desk.fleet) as tx:
+        return post(tx, desk.fleet, event, now=desk.clock.now())
 
 
 def objective(desk: Desk) -> str:
@@ -73,7 +77,17 @@ def objective(desk: Desk) -> str:
         return session.state(tx, desk.fleet).objective
 
 
+LONGEST_OBJECTIVE = 6_000
+"""Bytes: every prompt carries it whole, and no tokenizer makes more tokens of it than that."""
+
+
 def set_objective(desk: Desk, text: str) -> None:
+    """Set it; an empty text takes it away. Raises FixSetup for one that would crowd out everything else."""
+    size = len(text.encode("utf-8", "replace"))
+    if size > LONGEST_OBJECTIVE:
+        raise FixSetup(
+            f"the objective has {size} bytes and may have {LONGEST_OBJECTIVE}", "say what is to hold for good, in short"
+        )
     with desk.database.exclusive(desk.fleet) as tx:
         steering.set_objective(tx, desk.fleet, text, who=desk.who, now=desk.clock.now())
 
@@ -107,6 +121,41 @@ def rotate_token(desk: Desk, purpose: Purpose) -> str:
         return tokens.rotate(tx, desk.fleet, purpose, who=desk.who, now=desk.clock.now())
 
 
+# --- what is still to come -------------------------------------------------------------------------------------------
+
+
+def add_wake(desk: Desk, when: str, reason: str) -> NewWake | NoWake:
+    """Have the agent look at `when` (minutes, or a time in UTC). Raises FixSetup where that is no time."""
+    now = desk.clock.now()
+    after = time_until(when, now=now)
+    if isinstance(after, CannotRead):
+        raise FixSetup(after.sentence, 'fleet-agent wakes add 45 "is the queue empty?"')
+    if not reason.strip():
+        raise FixSetup("a wake needs a reason, which the agent reads", 'fleet-agent wakes add 45 "is the queue empty?"')
+    with desk.database.exclusive(desk.fleet) as tx:
+        return wakes.ask(tx, desk.fleet, after, reason, asked_by=desk.who, now=now)
+
+
+def cancel_wake(desk: Desk, wake_id: int) -> None:
+    """Raises FixSetup where it is not still to come."""
+    with desk.database.exclusive(desk.fleet) as tx:
+        problem = wakes.cancel(tx, desk.fleet, wake_id, who=desk.who, now=desk.clock.now())
+    if problem is not None:
+        raise FixSetup(problem, "`fleet-agent wakes list` shows which are pending")
+
+
+def release_event(desk: Desk, event_id: int) -> None:
+    """Have a quarantined inbox event tried again, alone. Raises FixSetup where it is not quarantined."""
+    with desk.database.exclusive(desk.fleet) as tx:
+        problem = claims.lift_quarantine(tx, desk.fleet, event_id)
+        if problem is None:
+            audit.note(
+                tx, desk.fleet, who=desk.who, what="inbox", text=f"released event {event_id}", now=desk.clock.now()
+            )
+    if problem is not None:
+        raise FixSetup(problem, "`fleet-agent inbox list` shows which were")
+
+
 # --- looking into the prompt -----------------------------------------------------------------------------------------
 
 
@@ -126,10 +175,23 @@ async def next_request(desk: Desk, ports: Ports) -> tuple[dict[str, Any], int]:
     standing = await ports.journal.standing(run)
     unsettled = await ports.journal.unsettled(run)
     block = turn_block(
-        run, standing, waiting, await glance(run, ports), unsettled, desk.clock.now(), ports.count_tokens
+        run,
+        standing,
+        waiting,
+        await glance(run, ports),
+        unsettled,
+        desk.clock.now(),
+        ports.count_tokens,
+        mark=ports.draw_mark(),
     )
     opening = Message(turn=1, step=0, role="user", kind=MessageKind.TRIGGER, content=block)
-    prompt = compose(standing=standing, steps=[opening], count_tokens=ports.count_tokens)
+    terms = await ports.model.terms()
+    prompt = compose(
+        standing=standing,
+        steps=[opening],
+        count_tokens=ports.count_tokens,
+        budget=Budget(factor=terms.factor),
+    )
     return ports.model.body(prompt.messages, prompt.tools), prompt.tokens
 
 
@@ -139,7 +201,7 @@ def sent_request(desk: Desk, run_id: int, count_tokens: CountTokens) -> tuple[di
         body = reading.request(tx, desk.fleet, run_id)
     if body is None:
         raise FixSetup(f"run #{run_id} sent no request to the model", "`fleet-agent runs` shows which runs did")
-    return body, estimate(body["messages"], body.get("tools", ()), count_tokens)
+    return body, request_tokens(body["messages"], body.get("tools", ()), count_tokens)
 
 
 # --- the emergency stop ----------------------------------------------------------------------------------------------

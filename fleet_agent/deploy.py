@@ -1,9 +1,11 @@
-"""Tell Prefect what to run and when: the work pool and the deployments of `prefect.yaml`.
+"""Tell Prefect what to run and when: the work pool, the deployments of `prefect.yaml`, and the standing automations.
 
-`prefect.yaml` is the only source. This reads the part of its language that it uses, through Prefect's own classes, in a
-quarter of the time of `prefect deploy`. What it adds is the demo's time: business time may run faster than real time,
-Prefect's clock does not, so the demo's schedule is shortened instead. Doing it again changes nothing: a deployment is
-updated in place, and its schedule, which has a slug, keeps its identity and stays paused if somebody paused it.
+`prefect.yaml` is the only source of the first two. This reads the part of its language that it uses, through Prefect's
+own classes, in a quarter of the time of `prefect deploy`. What it adds is the demo's time: business time may run faster
+than real time, Prefect's clock does not, so the demo's schedule is shortened instead. And the automations that no
+deployment may reset, which `prefect.yaml` has no place for (`automations.py`). Doing it again changes nothing: a
+deployment is updated in place, and its schedule, which has a slug, keeps its identity and stays paused if somebody
+paused it; only the automations of its `triggers:` are made anew, as Prefect itself does.
 
 Prefect is imported inside the functions: it takes a second, and commands that do not deploy import this module too.
 """
@@ -14,25 +16,27 @@ import argparse
 import asyncio
 import os
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
+from fleet_agent.automations import bootstrap, guards
+from fleet_agent.clients.prefect_admin import PrefectAdmin
+from fleet_agent.clients.prefect_rest import PrefectRest, open_client
+from fleet_agent.domain.triggers import HEARTBEAT
 from fleet_agent.errors import FixSetup, FleetAgentError, TryLater
 
 if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment
+    from prefect.workers.base import BaseWorker
 
 PROJECT_DIR = Path(__file__).parents[1]
-WORK_POOL = "fleet-agent-process"
-
-HEARTBEAT = timedelta(minutes=5)
-"""Business time between two scheduled runs: what the cron line in `prefect.yaml` says."""
-
-FIRST_HEARTBEAT = timedelta(seconds=8)
-"""Real time to a demo's first scheduled run: Prefect's scheduler looks every 5 s, and nobody wants to watch nothing."""
+WORK_POOL = "fleet-agent"
+"""Of the resident worker, which runs the flows in its own process."""
+PROCESS_POOL = "fleet-agent-process"
+"""Of the worker that starts a process for each run."""
 
 
 def our_deployments() -> list[dict[str, Any]]:
@@ -45,10 +49,11 @@ def our_deployments() -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", document["deployments"])
 
 
-async def deploy(speed: float = 1) -> list[str]:
+async def deploy(speed: float = 1, pool: str = WORK_POOL) -> list[str]:
     """Make or update everything at the server that PREFECT_API_URL names; returns a line for each thing done.
 
     speed: business seconds per real second; what recurs in business time is divided by it.
+    pool: the work pool whose worker carries the deployments out, where `prefect.yaml` has $FLEET_WORK_POOL.
     Raises TryLater where the server does not answer, FixSetup where it refuses.
     """
     from httpx import HTTPError
@@ -56,23 +61,22 @@ async def deploy(speed: float = 1) -> list[str]:
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.deployments.runner import DeploymentApplyError
     from prefect.exceptions import ObjectAlreadyExists
-    from prefect.workers.process import ProcessWorker
 
     done: list[str] = []
     try:
         async with get_client() as prefect:
-            pool = WorkPoolCreate(
-                name=WORK_POOL, type="process", base_job_template=ProcessWorker.get_default_base_job_template()
-            )
+            kind = _kind_of_worker(pool)
+            template = kind.get_default_base_job_template()
             try:
-                await prefect.create_work_pool(pool)
-                done.append(f"work pool {WORK_POOL} made")
+                await prefect.create_work_pool(WorkPoolCreate(name=pool, type=kind.type, base_job_template=template))
+                done.append(f"work pool {pool} made")
             except ObjectAlreadyExists:
-                done.append(f"work pool {WORK_POOL} was there")
+                done.append(f"work pool {pool} was there")
         for spec in our_deployments():
-            deployment = _deployment(spec)
+            deployment = _deployment(spec, pool)
             await deployment.aapply(schedules=[_schedule(each, speed) for each in spec["schedules"]])
             done.append(f"deployment {deployment.full_name}")
+        done += await _guard()
     except DeploymentApplyError as error:
         raise FixSetup(f"Prefect refuses the deployment: {error}", "correct prefect.yaml") from error
     except HTTPError as error:
@@ -81,9 +85,33 @@ async def deploy(speed: float = 1) -> list[str]:
     return done
 
 
-def _deployment(spec: dict[str, Any]) -> RunnerDeployment:
+def _kind_of_worker(pool: str) -> type[BaseWorker[Any, Any, Any]]:
+    from prefect.workers.base import BaseWorker
+    from prefect.workers.process import ProcessWorker
+
+    if pool == PROCESS_POOL:
+        return ProcessWorker
+    # Through Prefect's register, as Prefect itself finds it: the worker is a room above this one.
+    resident = BaseWorker.get_worker_class_from_type("fleet-agent")
+    if resident is None:
+        raise FixSetup("Prefect does not know the worker type fleet-agent", "install anew: pip install -e .")
+    return resident
+
+
+async def _guard() -> list[str]:
+    from prefect.settings import get_current_settings
+
+    api = get_current_settings().api
+    auth_string = api.auth_string.get_secret_value() if api.auth_string else None
+    async with open_client(api.url or "", auth_string) as client:
+        done = await bootstrap(PrefectAdmin(PrefectRest(client)), guards())
+    return done or ["automations as they should be"]
+
+
+def _deployment(spec: dict[str, Any], pool: str) -> RunnerDeployment:
     from prefect.client.schemas.objects import ConcurrencyLimitConfig
     from prefect.deployments.runner import RunnerDeployment
+    from prefect.events import DeploymentEventTrigger
 
     return RunnerDeployment.from_entrypoint(
         spec["entrypoint"],
@@ -92,7 +120,8 @@ def _deployment(spec: dict[str, Any]) -> RunnerDeployment:
         tags=spec["tags"],
         parameters=spec["parameters"],
         concurrency_limit=ConcurrencyLimitConfig.model_validate(spec["concurrency_limit"]),
-        work_pool_name=spec["work_pool"]["name"],
+        work_pool_name=pool,
+        triggers=[DeploymentEventTrigger.model_validate(each) for each in spec["triggers"]],
     )
 
 
@@ -102,7 +131,7 @@ def _schedule(spec: dict[str, Any], speed: float) -> dict[str, Any]:
     if speed == 1:
         schedule = CronSchedule(cron=spec["cron"], timezone=spec["timezone"])
     else:
-        schedule = IntervalSchedule(interval=HEARTBEAT / speed, anchor_date=datetime.now(UTC) + FIRST_HEARTBEAT)
+        schedule = IntervalSchedule(interval=HEARTBEAT / speed, anchor_date=datetime.now(UTC))
     # `active` is left out, so that a schedule which somebody paused stays paused.
     return {"schedule": schedule, "slug": spec["slug"], "parameters": spec["parameters"]}
 
@@ -111,8 +140,10 @@ def main() -> int:
     """Deploy and say what was done; run as a process of its own, so that its caller need not import Prefect."""
     parser = argparse.ArgumentParser(description=deploy.__doc__)
     parser.add_argument("--speed", type=float, default=1, help="business seconds per real second")
+    parser.add_argument("--pool", default=WORK_POOL, help="the work pool that the deployments use")
+    arguments = parser.parse_args()
     try:
-        done = asyncio.run(deploy(parser.parse_args().speed))
+        done = asyncio.run(deploy(arguments.speed, arguments.pool))
     except FleetAgentError as error:
         print(error, file=sys.stderr)
         return 1

@@ -4,15 +4,17 @@
     ├── FixSetup              a person must change something; repeating is useless
     │   ├── KeyRefused        … the API key of the provider or the model
     │   ├── PolicyInvalid     … a value of the policy
+    │   ├── ShortenObjective  … the objective: what every prompt must carry leaves no room for a run
     │   └── DatabaseUnusable  … the database (too new, too old, not PostgreSQL)
     ├── TryLater              nothing is broken here; the next run may find it working
     │   ├── SlowDown          … and not before `retry_after`
     │   ├── InventoryUnknown  … no answer about boxes that may be acted on; unknown is never empty
     │   ├── ModelUnreachable
+    │   ├── BudgetSpent       … what models may cost is used up; older hours will count no more
     │   └── DatabaseUnreachable
     ├── ModelUnusable         the model answered with what cannot be used; it is still paid for
     ├── RequestRefused        the model server refuses this very request: what it carries may be the cause
-    ├── ContextTooLong        the prompt does not fit the server: the run fails, the next has a shorter one
+    ├── ContextTooLong        the prompt does not fit the model: compose a shorter one, once
     ├── LookFirst             the effect may have happened: look by label, never repeat
     ├── ChooseAnother         the offer is gone or was refused; choose anew from a new listing
     ├── StopRenting           the account is out of credit: tell the human, ban nobody
@@ -31,7 +33,7 @@ from typing import NamedTuple
 
 
 class Spent(NamedTuple):
-    """What a model call had cost before it failed."""
+    """What a model call that was sent had cost before it failed, as far as anybody knows: it may be nothing."""
 
     tokens_in: int
     tokens_out: int
@@ -39,7 +41,7 @@ class Spent(NamedTuple):
 
 
 class FleetAgentError(Exception):
-    """One line for a person: the cause, then the remedy. `spent` where a failure had been paid for."""
+    """One line for a person: the cause, then the remedy. `spent` where a request to a model had left."""
 
     def __init__(self, cause: str, remedy: str = "", *, spent: Spent | None = None) -> None:
         self.spent = spent
@@ -58,6 +60,10 @@ class KeyRefused(FixSetup):
 
 class PolicyInvalid(FixSetup):
     """A policy value was refused; nothing was stored."""
+
+
+class ShortenObjective(FixSetup):
+    """What is pinned into every prompt does not fit, or leaves no room for what a run is about."""
 
 
 class DatabaseUnusable(FixSetup):
@@ -84,6 +90,10 @@ class ModelUnreachable(TryLater):
     """No reply of the model within the deadline."""
 
 
+class BudgetSpent(TryLater):
+    """The next request could cost more than the policy still allows; it was not sent."""
+
+
 class DatabaseUnreachable(TryLater):
     """The database does not answer."""
 
@@ -97,7 +107,18 @@ class RequestRefused(FleetAgentError):
 
 
 class ContextTooLong(FleetAgentError):
-    """The prompt does not fit; the next run composes a new one."""
+    """The prompt does not fit, and nothing was done with it: compose a shorter one.
+
+    `fits` is how many tokens by our own count it may have, None where nobody knows. `said` are the words of the server
+    that refused it; empty where it was held back and never sent.
+    """
+
+    def __init__(
+        self, cause: str, remedy: str = "", *, spent: Spent | None = None, fits: int | None = None, said: str = ""
+    ) -> None:
+        super().__init__(cause, remedy, spent=spent)
+        self.fits = fits
+        self.said = said
 
 
 class LookFirst(FleetAgentError):

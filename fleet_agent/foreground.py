@@ -1,26 +1,36 @@
-"""What `demo`, `up` and `cycle --once` do in the foreground: start, show a row a run, end in order."""
+"""What `demo`, `up`, `cycle --once` and `doctor` do in the foreground: open what they need, show a line for each thing
+that happens, close in order."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+
+import psutil
 
 from fleet_agent import wiring
-from fleet_agent.clients.prefect_api import FlowRun, PrefectOrchestrator
+from fleet_agent.clients.prefect_api import PrefectOrchestrator
 from fleet_agent.cycle import run_cycle
+from fleet_agent.deploy import deploy
+from fleet_agent.doctor import Patient, Tree, examine_fleet, examine_neighbours, examine_settings, mend
+from fleet_agent.domain.flow_run import FlowRun
+from fleet_agent.domain.health import Finding
 from fleet_agent.domain.money import show_rate
 from fleet_agent.domain.report import Report
 from fleet_agent.domain.run import RunRequest
 from fleet_agent.domain.triggers import Trigger
-from fleet_agent.errors import DatabaseUnreachable, FixSetup
+from fleet_agent.errors import DatabaseUnreachable, FixSetup, FleetAgentError
 from fleet_agent.printing import Row, run_line
-from fleet_agent.settings import Settings, missing_for_up
+from fleet_agent.settings import PREFIX, Settings, missing_for_up
+from fleet_agent.stack import environments
 from fleet_agent.stack.runtime import Runtime
 from fleet_agent.stack.tree import Simulation, StackPlan, running
 from fleet_agent.store import reading, session, steering
 from fleet_agent.store.database import Database, open_database
-from fleet_agent.store.installation import read_clock
+from fleet_agent.store.installation import read_clock, timeline
 from fleet_agent.store.tables import RunStatus
 
 Tell = Callable[[str], None]
@@ -52,13 +62,14 @@ async def run_demo(settings: Settings, *, runs: int | None, scenario: str, speed
 
 async def run_up(settings: Settings, *, tell: Tell) -> int:
     """The real thing, until Ctrl-C; returns the exit code. Raises FixSetup, before anything starts, where a setting is
-    missing."""
+    missing or a model's window too small."""
     missing = missing_for_up(settings)
     if missing:
         tell("`up` needs these settings, from the environment or from a .env file in this folder:")
         for line in missing:
             tell(f"  {line}")
         raise FixSetup(f"{len(missing)} settings are missing", "`fleet-agent demo` needs none")
+    wiring.models_must_fit(settings)
     plan = StackPlan(
         settings,
         prepare=lambda database: _begin_fleet(database, settings.fleet),
@@ -81,6 +92,70 @@ async def run_once(settings: Settings) -> Report:
             worker_id=wiring.worker_id(),
         )
         return await run_cycle(request, ports)
+
+
+async def run_doctor(settings: Settings, live: Runtime | None, *, fix: bool, tell: Tell) -> int:
+    """Look at everything, and with `fix` mend what can do no harm and look again; returns the exit code."""
+    async with _patient(settings, live) as patient:
+        settled = await _told(examine_settings(patient), tell)
+        fleet = await _told(examine_fleet(patient), tell)
+        neighbours = await _told(examine_neighbours(patient), tell)
+        mends = {finding.mend for finding in fleet if finding.mend is not None}
+        if fix and mends and live is not None:
+            async for line in mend(patient, mends, lambda: deploy_to(live)):
+                tell(f"fix  {line}")
+            tell("Looking again:")
+            fleet = await _told(examine_fleet(patient), tell)
+    return 0 if all(finding.well for finding in (*settled, *fleet, *neighbours)) else 1
+
+
+async def deploy_to(live: Runtime) -> list[str]:
+    """Bring the Prefect of a running tree up to date; a line for each thing done."""
+    database = open_database(live.database_url)
+    try:
+        speed = timeline(database).speed
+    finally:
+        database.close()
+    os.environ |= environments.of_prefect_client(live)  # Prefect reads them when it is imported
+    return await deploy(speed, live.work_pool)
+
+
+@asynccontextmanager
+async def _patient(settings: Settings, live: Runtime | None) -> AsyncGenerator[Patient]:
+    async with AsyncExitStack() as opened:
+        tree = FixSetup("no process tree is running", "fleet-agent up")
+        if live is not None:
+            prefect = await opened.enter_async_context(wiring.open_prefect(live.api_url, live.auth_string))
+            tree = Tree(pid=live.pid, log_dir=live.log_dir, started_at=_start_of(live), prefect=prefect)
+        try:
+            database = opened.enter_context(wiring.find_store(settings))
+            with database.transaction() as tx:
+                if settings.fleet not in reading.fleets(tx):
+                    raise FixSetup(f"there is no fleet {settings.fleet!r}", "fleet-agent objective set begins one")
+        except FleetAgentError as error:
+            database = error
+        yield Patient(
+            settings=settings,
+            variables=[name for name in os.environ if name.startswith(PREFIX)],
+            database=database,
+            tree=tree,
+            open_ports=lambda: wiring.open_ports(settings),
+        )
+
+
+def _start_of(live: Runtime) -> datetime:
+    try:
+        return datetime.fromtimestamp(psutil.Process(live.pid).create_time(), UTC)
+    except psutil.NoSuchProcess:  # it has just ended, and everything that is asked of it will say so
+        return datetime.now(UTC)
+
+
+async def _told(findings: AsyncGenerator[Finding], tell: Tell) -> list[Finding]:
+    told: list[Finding] = []
+    async for finding in findings:
+        tell(f"{'ok ' if finding.well else 'BAD'}  {finding.sentence}")
+        told.append(finding)
+    return told
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------
@@ -133,8 +208,12 @@ def _runs(database: Database, fleet: str) -> Sequence[Row]:
 
 async def _read_back(runtime: Runtime, shown: Sequence[Row], tell: Tell) -> bool:
     """Ask Prefect itself what became of the flow runs behind the rows. True if all are Completed."""
-    async with wiring.open_orchestrator(runtime.api_url, runtime.auth_string) as orchestrator:
-        flow_runs = [await _ended_flow_run(orchestrator, row["flow_run_id"]) for row in shown]
+    database = open_database(runtime.database_url)
+    try:
+        async with wiring.open_orchestrator(database, runtime.api_url, runtime.auth_string) as orchestrator:
+            flow_runs = [await _ended_flow_run(orchestrator, row["flow_run_id"]) for row in shown]
+    finally:
+        database.close()
     completed = sum(flow_run.state_name == "Completed" for flow_run in flow_runs)
     tell(f"Prefect's API says of these {len(shown)} flow runs: {completed} Completed.")
     for flow_run in flow_runs:

@@ -1,22 +1,23 @@
 """What the story needs of the world. Each docstring is the contract that an adapter keeps and a test may rely on.
 
-`Market`, `Model`, `DemandSource` and `Notifier` reach outside; `Journal` is our database; `Orchestrator` is Prefect
-seen from our side; `Clock` is time. All are async but the clock. No adapter retries an effect: what may have happened
-is looked for, never repeated (`LookFirst`).
+`Market`, `Model`, `DemandSource` and `Notifier` reach outside; `Journal`, `Belfry` and `Logbook` are our database as a
+run, the bell and the watch see it; `Orchestrator` is Prefect seen from our side; `Clock` is time. All are async but the
+clock. No adapter retries an effect: what may have happened is looked for, never repeated (`LookFirst`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Protocol
 
 from fleet_agent.domain.actions import Effect, Tool
-from fleet_agent.domain.context import CountTokens
+from fleet_agent.domain.bell import ShownWake, Waiting
 from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import Box, Inventory, Offer
+from fleet_agent.domain.flow_run import FlowRun
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled, Unsettled
 from fleet_agent.domain.observation import Account, Observation
 from fleet_agent.domain.policy import Policy
@@ -25,16 +26,24 @@ from fleet_agent.domain.run import (
     Claimed,
     Closed,
     Closing,
+    Meanwhile,
     Message,
     ModelReply,
+    ModelRequest,
     NothingToDo,
+    Progress,
+    Result,
     Run,
+    RunRecord,
     RunRequest,
     Standing,
     Usage,
 )
-from fleet_agent.domain.triggers import Trigger
+from fleet_agent.domain.spending import Booking, Terms
+from fleet_agent.domain.tokens import CountTokens
+from fleet_agent.domain.triggers import Doorbell, Trigger
 from fleet_agent.domain.values import Frozen
+from fleet_agent.domain.watch import DeadRun, Untold
 
 
 class Clock(Protocol):
@@ -110,16 +119,24 @@ class Market(Protocol):
 
 
 class Model(Protocol):
-    """The LLM behind any OpenAI-compatible server."""
+    """The LLM behind any OpenAI-compatible server, or one of several of which the first that is well answers."""
 
     def body(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The exact request body, so that it can be kept and shown before it is sent. Pure."""
+        """The exact request body, so that it can be kept and shown before it is sent. Pure.
+
+        Where there are several models it is that of the first; another is asked the same under its own name."""
+        ...
+
+    async def terms(self) -> Terms:
+        """How whoever would be asked now counts, and what a request may cost at most. Raises DatabaseUnreachable."""
         ...
 
     async def reply(self, body: Mapping[str, Any], *, within: timedelta) -> ModelReply:
-        """One reply, normalised: `calls` decides, never a finish reason.
+        """One reply, normalised: `calls` decides, never a finish reason; `model` is who gave it.
 
-        `within` is real time for everything, Retry-After included; an adapter may have a shorter bound of its own.
+        `within` is real time for everything, Retry-After and other models included; an adapter may have a shorter bound
+        of its own. A prompt that may exceed 30,000 tokens never leaves: ContextTooLong says by `fits` how many tokens,
+        counted as `Ports.count_tokens` does, a shorter one may have, and by `said` whether a server refused this one.
         Errors carry `spent` where tries were paid for.
         Raises ModelUnreachable, KeyRefused, FixSetup, RequestRefused, ContextTooLong, ModelUnusable.
         """
@@ -133,20 +150,104 @@ class DemandSource(Protocol):
 
 
 class Notifier(Protocol):
+    @property
+    def has_an_address(self) -> bool:
+        """Whether there is anybody to tell."""
+        ...
+
     async def notify(self, text: str) -> str:
         """Tell the operator, and return in a sentence how; where no address is set, that it is only kept.
 
-        Raises TryLater when nobody could be told.
+        Raises TryLater when nobody could be told though there is an address.
         """
         ...
 
 
 class Orchestrator(Protocol):
-    """Prefect, seen from our side. Converts business time to real time; nobody else does."""
+    """Prefect, seen from our side. Converts business time to real time; nobody else does.
 
-    async def start_run(self, *, fleet: str, trigger: Trigger, idempotency_key: str | None = None) -> str:
-        """Create a flow run of `fleet`'s deployment now and return its id; the same key returns the same run."""
+    Everything may be repeated. Raises TryLater where Prefect does not answer, KeyRefused and FixSetup where a person
+    must mend something.
+    """
+
+    async def ring(self, doorbell: Doorbell, *, fleet: str) -> None:
+        """Emit a doorbell. That it was taken is not that it has an effect: an event can be lost."""
         ...
+
+    async def start_run(
+        self,
+        *,
+        fleet: str,
+        trigger: Trigger,
+        key: str,
+        at: datetime | None = None,
+        wake_id: int | None = None,
+        name: str | None = None,
+    ) -> FlowRun:
+        """The flow run of this key: made for business time `at`, or now, unless there is one already, be it dead."""
+        ...
+
+    async def flow_runs(self, ids: Collection[str]) -> dict[str, FlowRun]:
+        """By id; what Prefect does not have is left out."""
+        ...
+
+    async def on_its_way(self, fleet: str, *, within: timedelta) -> bool:
+        """Whether a flow run of the fleet is due, or will be within this (real) time, and has not begun: it will take
+        what waits."""
+        ...
+
+    async def withdraw(self, flow_run_id: str, *, why: str) -> None:
+        """Cancel a flow run that has not begun; any other is left alone."""
+        ...
+
+    async def crash(self, flow_run_id: str, *, why: str) -> None:
+        """Say that a flow run is dead, which frees its slot; one that is over is left alone."""
+        ...
+
+
+class Belfry(Protocol):
+    """Our database as the bell sees it: all fleets. Everything raises DatabaseUnreachable but `until_news`."""
+
+    async def until_news(self, *, within: timedelta) -> None:
+        """Return as soon as something was posted since the last call, and after `within` of real time anyway.
+
+        News can be lost with the connection, so nobody relies on it.
+        """
+        ...
+
+    async def waiting(self) -> tuple[Waiting, ...]:
+        """What waits for a run, fleet by fleet."""
+        ...
+
+    async def count_rings(self, waiting: Waiting, number: int) -> None:
+        """Keep the number of the key that is about to be used, so that a bell that forgets knows which are used up."""
+        ...
+
+    async def shown_wakes(self) -> tuple[ShownWake, ...]:
+        """Pending wakes, and cancelled ones that still have a flow run."""
+        ...
+
+    async def show_wake(self, wake: ShownWake, *, generation: int, flow_run_id: str | None) -> None:
+        """Keep which flow run shows the wake; None while it is on its way, or withdrawn."""
+        ...
+
+    async def cancel_wake(self, wake: ShownWake) -> None:
+        """A person cancelled it in Prefect. A wake that a run has taken meanwhile is left alone."""
+        ...
+
+
+class Logbook(Protocol):
+    """Our database as the watch sees it: all fleets. Everything raises DatabaseUnreachable."""
+
+    async def dead_runs(self) -> tuple[DeadRun, ...]:
+        """Open runs that gave no sign of life for 20 s of real time."""
+        ...
+
+    async def untold(self) -> tuple[Untold, ...]:
+        """What a person is still to be told, oldest first."""
+        ...
+
+    async def told(self, notice: Untold, *, how: str) -> None: ...
 
 
 class Journal(Protocol):
@@ -157,19 +258,34 @@ class Journal(Protocol):
     """
 
     async def open_run(self, request: RunRequest) -> Run | NothingToDo:
-        """Count the run up, take the fence, mark older open runs interrupted and release their claims."""
+        """Count the run up, take the fence, mark older open runs interrupted and release their claims.
+
+        A retry of a flow run whose run is still open, still holds the fence and was alive within the last 10 minutes
+        (real time) goes on with that run instead (`resumed`); from then on the attempt before it is held out.
+        """
+        ...
+
+    async def recall(self, run: Run) -> Progress:
+        """How far the attempt before this one had come. To be asked after the look that a resumed run begins with, so
+        that what that look has settled is known."""
         ...
 
     async def stay_alive(self, run: Run) -> None:
         """Renew `seen_at`. Raises RunSuperseded."""
         ...
 
-    async def about_to_ask(self, run: Run, body: Mapping[str, Any]) -> None:
-        """Keep the request body (the newest of a run) before it is sent. Raises RunSuperseded: a stale run must not
-        pay for a reply."""
+    async def about_to_ask(self, run: Run, request: ModelRequest) -> Booking:
+        """Before a request is sent: enter in the books of the day and of the run the most it may use, keep its body
+        (the newest of a run), and that the run is tainted where it is. A run that dies from here on has used that.
+
+        Raises RunSuperseded: a stale run must not pay for a reply; and BudgetSpent: then nothing may be sent."""
         ...
 
     async def standing(self, run: Run) -> Standing: ...
+
+    async def record_of(self, run: Run, run_id: int) -> RunRecord | None:
+        """A run of this run's conversation, itself included; None where there is none, as after a reset."""
+        ...
 
     async def record_sighting(self, run: Run, inventory: Inventory) -> tuple[Box, ...]:
         """Lay the provider's list beside the ledger, update stages, and return the fleet's boxes as they now are.
@@ -190,8 +306,20 @@ class Journal(Protocol):
         """Claim every waiting event and every due wake. Human messages enter the log in the same transaction."""
         ...
 
-    async def record(self, run: Run, messages: Sequence[Message], *, usage: Usage | None = None) -> None:
-        """Append to the log."""
+    async def meanwhile(self, run: Run, *, turn: int) -> Meanwhile:
+        """Before each step: claim the urgent events that came since, unless the session was reset.
+
+        Raises RunSuperseded: a stale run must not pay for a reply.
+        """
+        ...
+
+    async def record(self, run: Run, message: Message) -> None:
+        """Append to the log. Raises RunSuperseded: a call has one result, whoever is still breathing."""
+        ...
+
+    async def spend(self, run: Run, booking: Booking, usage: Usage | None) -> None:
+        """A request got no reply: put what was paid for all the same in the place of what was booked, None where it
+        never left. Never fenced: it was used."""
         ...
 
     async def record_reply(
@@ -199,13 +327,15 @@ class Journal(Protocol):
         run: Run,
         reply: Message,
         *,
+        booking: Booking,
         usage: Usage,
         effects: Sequence[tuple[str, Effect]],
         observation: Observation,
         listing: Listing,
     ) -> tuple[Ruled, ...]:
-        """Store the reply, judge its effects one after the other and store the intents: one transaction, before
-        anything happens. `effects` are (call id, action) in the order of the reply. Raises RunSuperseded."""
+        """Store the reply with its `usage` in the place of what was booked, judge its effects one after the other and
+        store the intents: one transaction, before anything happens. `effects` are (call id, action) in the order of the
+        reply. Raises RunSuperseded."""
         ...
 
     async def mark_sent(self, run: Run, key: str, *, send_by: timedelta) -> Ruling:
@@ -218,16 +348,18 @@ class Journal(Protocol):
         """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row."""
         ...
 
-    async def write(self, run: Run, tool: Tool) -> str:
-        """Carry out a Write (wake, notes) and return the sentence for the model."""
+    async def write(self, run: Run, tool: Tool, *, answer: Message | None = None) -> Result:
+        """Carry out a Write (wake, notes). What it came to enters the log as what `answer` says, in the same
+        transaction, so that no interruption can have it carried out twice."""
         ...
 
     async def close_or_go_on(self, run: Run, closing: Closing, *, may_go_on: bool) -> Closed | Claimed:
         """End the run, or claim what arrived meanwhile and go on: one transaction, so nothing falls in between."""
         ...
 
-    async def fail_run(self, run: Run, *, exit_reason: str, summary: str) -> None:
-        """End the run as failed and release its claims."""
+    async def fail_run(self, run: Run, *, exit_reason: str, summary: str, reason: str = "", tell: bool = False) -> None:
+        """End the run as failed and release its claims; `reason` as in a Closing. `tell`: a person must hear of it,
+        once a day."""
         ...
 
 
@@ -242,3 +374,5 @@ class Ports:
     notifier: Notifier
     journal: Journal
     count_tokens: CountTokens
+    draw_mark: Callable[[], str]
+    """A new mark for `hygiene.fence`, which nobody can guess."""

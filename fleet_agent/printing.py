@@ -12,6 +12,7 @@ from typing import Any
 
 from fleet_agent.domain.money import show_rate, show_usd
 from fleet_agent.domain.show import one_line
+from fleet_agent.domain.triggers import Priority
 
 Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], str]]
@@ -54,14 +55,33 @@ def print_status(found: Row) -> None:
         "last run": f"#{last['run_id']} {_trigger(last)}: {_outcome(last)}, {last['exit_reason']}" if last else "none",
         "waiting": f"{found['waiting_events']} events, {found['pending_wakes']} wakes",
         "next wake": f"{next_wake:%Y-%m-%d %H:%M:%S} UTC" if next_wake else "none",
+        "models": f"{found['model_calls_of_day']} requests, {found['model_tokens_of_day']:,} tokens, "
+        f"{show_usd(found['model_usd_of_day'])} in 24 h",
         "objective": found["objective"] or "(none set)",
     }
     for name, text in lines.items():
         print(f"{name:<10} {one_line(text)}")
     if found["quarantined"]:
-        print(f"{found['quarantined']} event(s) were put aside because runs kept failing under them.")
+        print(f"{found['quarantined']} event(s) are quarantined: runs kept failing under them (`inbox list`).")
+    if found["newest_notice"]:
+        untold = found["untold_notices"]
+        print(f"NOTICE     {one_line(found['newest_notice'])}{f' ({untold} not told yet)' if untold else ''}")
     for question in found["questions"]:
         print(f"QUESTION   {one_line(question)}")
+    for model in found["models"]:
+        print(f"{'model':<10} {one_line(_model(model))}")
+
+
+def _model(row: Row) -> str:
+    """One model of the list: whether it is well, and what a person should know of it."""
+    marks = [
+        "needs you" if row["needs_a_person"] else "left alone" if row["left_alone"] else "",
+        f"{row['failures']} failures in a row: {row['trouble']}" if row["failures"] else "",
+        "it CUTS our prompts: give it a larger window" if row["truncates_since"] else "",
+        f"our token count × {row['factor']:.2f}" if row["factor"] > 1 else "",
+        row["test"] and f"self-test: {row['test']}",
+    ]
+    return f"{row['model']} at {row['server']}: {'; '.join(filter(None, marks)) or 'well'}"
 
 
 def _trigger(row: Row) -> str:
@@ -75,9 +95,8 @@ def _outcome(row: Row) -> str:
         return row["status"]
     if row["quiet"]:
         return "quiet"
-    if verdict["action"]:
-        return "acted"
-    return "no-op" if row["no_op"] else "looked"
+    outcome = "acted" if verdict["action"] else "no-op" if row["no_op"] else "looked"
+    return f"{outcome}, tainted" if row["tainted"] else outcome
 
 
 def _tokens(row: Row) -> str:
@@ -90,6 +109,16 @@ def _seconds(row: Row) -> str:
 
 def _time(row: Row, name: str) -> str:
     return f"{row[name]:%m-%d %H:%M:%S}" if row[name] else ""
+
+
+def _state(row: Row) -> str:
+    match row["state"]:
+        case "quarantined":
+            return f"quarantined after {row['attempts']} attempts"
+        case "claimed":
+            return f"claimed by run #{row['claimed_by_run']}"
+        case state:
+            return state
 
 
 RUN_COLUMNS: tuple[Column, ...] = (
@@ -113,6 +142,38 @@ ACTION_COLUMNS: tuple[Column, ...] = (
     ("ruling", lambda row: row["code"]),
     ("reason", lambda row: row["arguments"].get("reason") or row["arguments"].get("text", "")),
     ("outcome", lambda row: row["outcome"] or row["sentence"]),
+)
+
+USAGE_COLUMNS: tuple[Column, ...] = (
+    ("hour (UTC)", lambda row: _time(row, "hour")),
+    ("model", lambda row: row["model"]),
+    ("requests", lambda row: str(row["calls"])),
+    ("tokens in", lambda row: f"{row['tokens_in']:,}"),
+    ("out", lambda row: f"{row['tokens_out']:,}"),
+    ("cached", lambda row: f"{row['tokens_cached']:,}"),
+    ("cost", lambda row: show_usd(row["cost_usd"])),
+    ("our count", lambda row: f"{row['estimate']:,}"),
+    ("the server's", lambda row: f"{row['reported']:,}"),
+    ("as before", lambda row: f"{row['chars_as_before'] / row['chars']:.0%}" if row["chars"] else ""),
+)
+
+WAKE_COLUMNS: tuple[Column, ...] = (
+    ("id", lambda row: str(row["id"])),
+    ("at (UTC)", lambda row: _time(row, "wake_at")),
+    ("status", lambda row: row["status"]),
+    ("run", lambda row: f"#{row['claimed_by_run']}" if row["claimed_by_run"] else ""),
+    ("asked by", lambda row: row["asked_by"]),
+    ("reason", lambda row: row["reason"]),
+)
+
+INBOX_COLUMNS: tuple[Column, ...] = (
+    ("id", lambda row: str(row["id"])),
+    ("at (UTC)", lambda row: _time(row, "received_at")),
+    ("priority", lambda row: Priority(row["priority"]).name.lower()),
+    ("kind", lambda row: row["kind"] + (f" ×{row['count']}" if row["count"] > 1 else "")),
+    ("source", lambda row: row["source"]),
+    ("state", _state),
+    ("text", lambda row: row["text"]),
 )
 
 

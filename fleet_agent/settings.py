@@ -2,7 +2,7 @@
 
 Settings say where things are and with which keys to reach them. How much the agent may spend is not here but in the
 policy, which lives in the database, has a history and is changed while everything runs. Nothing is read at import;
-only `wiring`, `deploy`, `doctor` and the process tree read settings, and the story of a run receives values.
+only what composes or begins a process reads settings, and the story of a run receives values.
 
 Every field's description is the text of `.env.example`: what it is, its unit, and why its default is what it is.
 """
@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
 import platformdirs
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from fleet_agent.errors import FixSetup
@@ -27,6 +28,36 @@ FLEET_NAME = r"^[a-z0-9-]{1,20}$"
 
 HttpUrl = Annotated[str, Field(pattern=r"^https?://[^\s/]+")]
 UsdPerMillionTokens = Annotated[Decimal, Field(ge=0, max_digits=12, decimal_places=6)]
+
+
+OutputTokensName = Literal["max_tokens", "max_completion_tokens"]
+
+
+class Fallback(BaseModel):
+    """A model that is asked while others fail; None is as for the first of the list."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    name: str = Field(min_length=1)
+    url: HttpUrl | None = None
+    api_key: SecretStr | None = None
+    usd_per_million_tokens_in: UsdPerMillionTokens | None = None
+    usd_per_million_tokens_out: UsdPerMillionTokens | None = None
+    max_output_tokens_name: OutputTokensName | None = None
+    window_tokens: int | None = Field(default=None, ge=1024)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model of the list, with everything that it takes to ask it."""
+
+    name: str
+    url: str
+    api_key: SecretStr | None
+    usd_per_million_tokens_in: Decimal
+    usd_per_million_tokens_out: Decimal
+    max_output_tokens_name: OutputTokensName
+    window_tokens: int
 
 
 def default_data_dir() -> Path:
@@ -78,6 +109,14 @@ class Settings(BaseSettings):
         description=(
             "PostgreSQL for Prefect's own tables, such as postgresql://user:password@host/prefect. "
             "Unset: the embedded PostgreSQL."
+        ),
+    )
+
+    work_pool: Literal["fleet-agent", "fleet-agent-process"] = Field(
+        default="fleet-agent",
+        description=(
+            "Who carries out runs: fleet-agent, the resident worker, begins a run in about a second in its own process;"
+            " fleet-agent-process starts a process for each run, in about ten."
         ),
     )
 
@@ -139,9 +178,26 @@ class Settings(BaseSettings):
             "a decision needs a few hundred, a model that reasons aloud needs more."
         ),
     )
-    model_max_output_tokens_name: Literal["max_tokens", "max_completion_tokens"] = Field(
+    model_max_output_tokens_name: OutputTokensName = Field(
         default="max_tokens",
         description="What the server calls that bound; newer OpenAI models know only max_completion_tokens.",
+    )
+    model_window_tokens: int = Field(
+        default=32768,
+        ge=1024,
+        description=(
+            "Window of the model in tokens, as it is served: the prompt's 30000 and the longest reply must fit into it "
+            "together. 32768 is the usual size with room for both; Ollama serves less: set OLLAMA_CONTEXT_LENGTH."
+        ),
+    )
+    model_fallbacks: Annotated[tuple[Fallback, ...], NoDecode] = Field(
+        default=(),
+        description=(
+            "Models that are asked, in this order, while those before them fail: a JSON list of names on the same "
+            'server, or of objects such as {"name": "...", "url": "...", "api_key": "..."} for another one. Of '
+            "usd_per_million_tokens_in, usd_per_million_tokens_out, max_output_tokens_name and window_tokens, what "
+            "an object leaves out is as for FLEET_MODEL_NAME; a key is never sent to another server."
+        ),
     )
 
     # --- demand for proofs ------------------------------------------------------------------------------------------
@@ -169,8 +225,8 @@ class Settings(BaseSettings):
     notify_urls: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         default=(),
         description=(
-            "Where the agent tells you something: apprise addresses separated by spaces, such as "
-            "ntfy://topic or mailto://user:password@host. Unset: only `fleet-agent ledger` shows it."
+            "Where you are told something: apprise addresses separated by spaces, such as "
+            "ntfy://topic or mailto://user:password@host. Unset: only `fleet-agent ledger` and `status` show it."
         ),
     )
 
@@ -185,6 +241,19 @@ class Settings(BaseSettings):
     @classmethod
     def _split(cls, urls: object) -> object:
         return tuple(urls.split()) if isinstance(urls, str) else urls
+
+    @field_validator("model_fallbacks", mode="before")
+    @classmethod
+    def _read_fallbacks(cls, fallbacks: object) -> object:
+        """A name is short for a model of that name."""
+        if isinstance(fallbacks, str):
+            try:
+                fallbacks = json.loads(fallbacks)
+            except ValueError as error:
+                raise ValueError('not JSON; write ["other-model"]') from error
+        if not isinstance(fallbacks, list):
+            return fallbacks
+        return [{"name": each} if isinstance(each, str) else each for each in cast("list[object]", fallbacks)]
 
     @classmethod
     def load(cls, dotenv: Path | None = None) -> Self:
@@ -204,6 +273,22 @@ class Settings(BaseSettings):
     def hooks_address(self) -> tuple[str, int]:
         host, _, port = self.hooks_bind.rpartition(":")
         return host.strip("[]"), int(port)
+
+    @property
+    def models(self) -> tuple[ServedModel, ...]:
+        """Every model that may be asked, the first one first; none where the first is not set."""
+        if self.model_url is None or self.model_name is None:
+            return ()
+        first = ServedModel(
+            name=self.model_name,
+            url=self.model_url,
+            api_key=self.model_api_key,
+            usd_per_million_tokens_in=self.model_usd_per_million_tokens_in,
+            usd_per_million_tokens_out=self.model_usd_per_million_tokens_out,
+            max_output_tokens_name=self.model_max_output_tokens_name,
+            window_tokens=self.model_window_tokens,
+        )
+        return first, *(_served(fallback, first) for fallback in self.model_fallbacks)
 
     @property
     def demo_data_dir(self) -> Path:
@@ -238,6 +323,8 @@ def simulated(*, vast_url: str, model_url: str) -> dict[str, Any]:
         "model_name": "simulated-operator",
         "model_api_key": None,
         "model_max_output_tokens_name": "max_tokens",
+        "model_window_tokens": 131072,
+        "model_fallbacks": (),
         # Made up, so that a run has a cost to show.
         "model_usd_per_million_tokens_in": Decimal("0.25"),
         "model_usd_per_million_tokens_out": Decimal("1.25"),
@@ -245,6 +332,12 @@ def simulated(*, vast_url: str, model_url: str) -> dict[str, Any]:
         **queries,
         "notify_urls": (),
     }
+
+
+def _served(fallback: Fallback, first: ServedModel) -> ServedModel:
+    own = {name: getattr(fallback, name) for name in Fallback.model_fields if getattr(fallback, name) is not None}
+    elsewhere = fallback.url is not None and fallback.url != first.url
+    return replace(first, **({"api_key": None} if elsewhere else {}) | own)
 
 
 def missing_for_up(settings: Settings) -> list[str]:
@@ -260,10 +353,11 @@ def missing_for_up(settings: Settings) -> list[str]:
 def _refusal(error: ValidationError) -> FixSetup:
     first = error.errors(include_input=False, include_url=False)[0]
     field = str(first["loc"][0])
-    if first["type"] == "extra_forbidden":
+    inside = "".join(f" {part}:" for part in first["loc"][1:])
+    if first["type"] == "extra_forbidden" and not inside:
         # A misspelt line of the `.env` file; unknown variables of the environment are nobody's business.
         return FixSetup(f"{field.upper()}: no such setting", "`.env.example` has every setting")
-    return FixSetup(f"{variable(field)}: {first['msg']}", Settings.model_fields[field].description or "")
+    return FixSetup(f"{variable(field)}:{inside} {first['msg']}", Settings.model_fields[field].description or "")
 
 
 def _as_text(value: Any) -> str:
@@ -272,6 +366,8 @@ def _as_text(value: Any) -> str:
             return ""
         case SecretStr():
             return value.get_secret_value()
+        case (BaseModel(), *_):
+            return json.dumps([_as_object(part) for part in cast("tuple[BaseModel, ...]", value)])
         case tuple():
             return " ".join(_as_text(part) for part in cast("tuple[Any, ...]", value))
         case dict():
@@ -279,3 +375,8 @@ def _as_text(value: Any) -> str:
             return json.dumps(parts) if parts else ""
         case _:
             return str(value)
+
+
+def _as_object(model: BaseModel) -> dict[str, str]:
+    values = {name: _as_text(getattr(model, name)) for name in type(model).model_fields}
+    return {name: text for name, text in values.items() if text}

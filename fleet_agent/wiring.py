@@ -7,27 +7,36 @@ the one does not walk for the other.
 from __future__ import annotations
 
 import asyncio
-import math
+import functools
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 
 from pydantic import SecretStr
 
-from fleet_agent.clients import model, prefect_api, prometheus, vast
+from fleet_agent.clients import model, models, prefect_api, prefect_rest, prometheus, vast
+from fleet_agent.clients.counting import count_tokens
 from fleet_agent.clients.notify import AppriseNotifier, NobodyToTell
 from fleet_agent.clients.pace import MemoryTurns, Pace, Turns, TurnsInAnyCase
 from fleet_agent.clients.secrecy import quiet_transport_logs
-from fleet_agent.errors import FixSetup
+from fleet_agent.domain.context import room_for_a_run
+from fleet_agent.domain.hygiene import MARK_BYTES
+from fleet_agent.domain.tokens import window_needed
+from fleet_agent.errors import DatabaseUnreachable, FixSetup
 from fleet_agent.ports import Clock, Notifier, Ports
-from fleet_agent.settings import Settings, missing_for_up
-from fleet_agent.store import migrate
+from fleet_agent.settings import ServedModel, Settings, missing_for_up
+from fleet_agent.store import migrate, reading
+from fleet_agent.store.bell import PostgresBelfry
 from fleet_agent.store.database import Database, open_database
 from fleet_agent.store.embedded import ensure_running, has_data
 from fleet_agent.store.installation import found_installation, is_founded, read_clock, timeline
 from fleet_agent.store.journal import PostgresJournal
+from fleet_agent.store.model_servers import PostgresModelMemory
 from fleet_agent.store.pace import PostgresTurns
+from fleet_agent.store.watch import PostgresLogbook
+from fleet_agent.watch import WatchPorts
 
 FLEET_DATABASE = "fleet"
 
@@ -45,6 +54,62 @@ def open_store(settings: Settings) -> Generator[Database]:
             yield database
         finally:
             database.close()
+
+
+class HeldStore:
+    """The store of a process that carries out many runs: opened for the first, looked at before each, closed once.
+
+    Behind every table SQLAlchemy keeps the statements that it compiled, by engine. With an engine for each run a
+    process would grow with every run, and compile every statement anew in each.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._opened = ExitStack()
+        self._database: Database | None = None
+
+    @contextmanager
+    def lent(self) -> Generator[None]:
+        """Within, whoever calls `open_ports` on the same database gets this store, and closes nothing."""
+        before = _lent.set(self)
+        try:
+            yield
+        finally:
+            _lent.reset(before)
+
+    def serves(self, settings: Settings) -> bool:
+        return (settings.database_url, settings.data_dir) == (self._settings.database_url, self._settings.data_dir)
+
+    def database(self) -> Database:
+        """Raises as `open_store` does, whatever became of the database since it was opened."""
+        if self._database is not None:
+            try:
+                self._database.check()
+            except DatabaseUnreachable:
+                if self._settings.database_url is not None:
+                    raise  # whose connections are made anew as soon as it answers
+                self.close()  # an embedded server is started by whoever opens it
+        if self._database is None:
+            self._database = self._opened.enter_context(open_store(self._settings))
+        return self._database
+
+    def close(self) -> None:
+        self._database = None
+        self._opened.close()
+
+
+_lent: ContextVar[HeldStore | None] = ContextVar("the store that this run was lent", default=None)
+"""A run is a function that Prefect calls: beside its parameters nothing can be handed to it but its context."""
+
+
+@contextmanager
+def _store_of_a_run(settings: Settings) -> Generator[Database]:
+    held = _lent.get()
+    if held is not None and held.serves(settings):
+        yield held.database()
+    else:
+        with open_store(settings) as database:
+            yield database
 
 
 @contextmanager
@@ -87,25 +152,69 @@ async def open_ports(settings: Settings) -> AsyncGenerator[Ports]:
     if missing:
         names = ", ".join(line.partition(":")[0] for line in missing)
         raise FixSetup(f"settings are missing: {names}", "`fleet-agent doctor` says what each is")
-    assert settings.model_url is not None
-    assert settings.model_name is not None
     assert settings.demand_prometheus_url is not None
-    with open_store(settings) as database:
+    with _store_of_a_run(settings) as database:
         clock = read_clock(database)
         async with (
             _open_vast(settings, database, clock, PostgresTurns(database, _vast_key(settings))) as market,
-            model.open_client(settings.model_url, _secret(settings.model_api_key)) as model_client,
+            open_models(settings, database, clock) as opened_models,
             prometheus.open_client(settings.demand_prometheus_url) as prometheus_client,
         ):
             yield Ports(
                 clock=clock,
                 market=market,
-                model=model.ChatModel(model_client, _options(settings, settings.model_name), elapsed=clock.elapsed),
+                model=opened_models,
                 demand=prometheus.PrometheusDemand(prometheus_client, _queries(settings), clock=clock),
                 notifier=_notifier(settings),
                 journal=PostgresJournal(database, clock, settings.fleet),
-                count_tokens=count_bytes,
+                count_tokens=count_tokens,
+                draw_mark=lambda: secrets.token_hex(MARK_BYTES),
             )
+
+
+def models_must_fit(settings: Settings) -> None:
+    """Raises FixSetup where a prompt and its reply may not fit into a model's window: said at the start, and not found
+    out in the middle of a run that fails again and again."""
+    needed = window_needed(settings.model_max_output_tokens)
+    for served in settings.models:
+        if served.window_tokens < needed:
+            raise FixSetup(
+                f"the window of {served.name} has {served.window_tokens} tokens, and a prompt with its reply may need "
+                f"{needed}",
+                "serve it with a larger one and set FLEET_MODEL_WINDOW_TOKENS, or lower FLEET_MODEL_MAX_OUTPUT_TOKENS",
+            )
+
+
+@asynccontextmanager
+async def open_models(settings: Settings, database: Database, clock: Clock) -> AsyncGenerator[models.ModelList]:
+    """The models that may be asked. Raises FixSetup where one's window is too small, or no server can be there."""
+    models_must_fit(settings)
+    async with AsyncExitStack() as clients:
+        opened: list[model.ChatModel] = []
+        for served in settings.models:
+            client = await clients.enter_async_context(model.open_client(served.url, _secret(served.api_key)))
+            options = _options(served, settings)
+            opened.append(model.ChatModel(client, options, count_tokens=count_tokens, elapsed=clock.elapsed))
+        memory = PostgresModelMemory(database, clock, settings.fleet)
+        yield models.ModelList(opened, memory, elapsed=clock.elapsed)
+
+
+async def self_test_models(settings: Settings) -> tuple[models.Tested, ...]:
+    """See whether each model really calls tools; what is found stands in `status`, and a person is told of what is
+    wrong. A minute at most, and nobody has to wait for it. Raises FixSetup, DatabaseUnreachable."""
+    with open_store(settings) as database:
+        async with open_models(settings, database, read_clock(database)) as opened:
+            return await opened.self_test()
+
+
+async def room_in_prompt(settings: Settings) -> int:
+    """Tokens that what every prompt carries leaves for what a run is about, as whoever would be asked now counts.
+    Raises ShortenObjective where these are too few, and what `self_test_models` raises."""
+    with open_store(settings) as database:
+        async with open_models(settings, database, read_clock(database)) as opened:
+            factor = (await opened.terms()).factor
+        with database.transaction() as tx:
+            return room_for_a_run(reading.standing_now(tx, settings.fleet), count_tokens, factor)
 
 
 @asynccontextmanager
@@ -119,10 +228,41 @@ async def open_market(settings: Settings, database: Database) -> AsyncGenerator[
 
 
 @asynccontextmanager
-async def open_orchestrator(api_url: str, auth_string: str) -> AsyncGenerator[prefect_api.PrefectOrchestrator]:
+async def open_prefect(api_url: str, auth_string: str | None) -> AsyncGenerator[prefect_rest.PrefectRest]:
     """Prefect's API of a running tree."""
-    async with prefect_api.open_client(api_url, auth_string) as client:
-        yield prefect_api.PrefectOrchestrator(client)
+    async with prefect_rest.open_client(api_url, auth_string) as client:
+        yield prefect_rest.PrefectRest(client)
+
+
+@asynccontextmanager
+async def open_orchestrator(
+    database: Database, api_url: str, auth_string: str | None
+) -> AsyncGenerator[prefect_api.PrefectOrchestrator]:
+    """The same as a port, in the database's business time."""
+    async with open_prefect(api_url, auth_string) as rest:
+        yield prefect_api.PrefectOrchestrator(rest, timeline(database))
+
+
+@asynccontextmanager
+async def open_watch(
+    settings: Settings, api_url: str, auth_string: str | None, *, tell: Callable[[str], None]
+) -> AsyncGenerator[WatchPorts]:
+    """Everything the watch reaches the world through."""
+    with open_store(settings) as database:
+        clock = read_clock(database)
+        async with (
+            open_orchestrator(database, api_url, auth_string) as orchestrator,
+            aclosing(PostgresBelfry(database, clock, read_clock_again=clock.read_again)) as belfry,
+        ):
+            yield WatchPorts(
+                clock=clock,
+                belfry=belfry,
+                logbook=PostgresLogbook(database, clock),
+                orchestrator=orchestrator,
+                notifier=_notifier(settings),
+                sleep=asyncio.sleep,
+                tell=tell,
+            )
 
 
 @asynccontextmanager
@@ -150,13 +290,14 @@ def _pace(turns: Turns, speed: float) -> Pace:
     return Pace(vast.LIMITS, turns, sleep=lambda seconds: asyncio.sleep(seconds / speed))
 
 
-def _options(settings: Settings, name: str) -> model.ChatOptions:
+def _options(served: ServedModel, settings: Settings) -> model.ChatOptions:
     return model.ChatOptions(
-        model=name,
+        model=served.name,
         max_output_tokens=settings.model_max_output_tokens,
-        max_output_tokens_name=settings.model_max_output_tokens_name,
-        usd_per_million_tokens_in=settings.model_usd_per_million_tokens_in,
-        usd_per_million_tokens_out=settings.model_usd_per_million_tokens_out,
+        max_output_tokens_name=served.max_output_tokens_name,
+        window_tokens=served.window_tokens,
+        usd_per_million_tokens_in=served.usd_per_million_tokens_in,
+        usd_per_million_tokens_out=served.usd_per_million_tokens_out,
     )
 
 
@@ -179,12 +320,7 @@ def _secret(value: SecretStr | None) -> str | None:
     return None if value is None else value.get_secret_value()
 
 
+@functools.cache
 def worker_id() -> str:
-    """Who carries out a run: this machine, and a part that is new with every start."""
+    """Who carries out a run: this machine, and a part that is new with every start of its process."""
     return f"{socket.gethostname()}-{secrets.token_hex(2)}"
-
-
-def count_bytes(text: str) -> int:
-    """Tokens of `text`, bounded from above for every byte-level tokenizer: on what we send, none makes more than one
-    token of 1.1 bytes (digits and hexadecimal ids are the worst)."""
-    return math.ceil(len(text.encode("utf-8", "replace")) / 1.1)

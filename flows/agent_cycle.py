@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from prefect import flow
+from httpx import HTTPError
+from prefect import flow, get_run_logger
 from prefect.artifacts import acreate_markdown_artifact, acreate_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectException
 from prefect.states import Completed, Failed
 from pydantic import Field
 
@@ -27,7 +29,8 @@ from fleet_agent.wiring import open_ports, worker_id
 from flows.tasked import tasked
 
 
-@flow(name="agent-cycle", flow_run_name="{fleet}: {trigger}")
+# What it returns is in its state's message and in our database; asked where to keep it, Prefect would ask the server.
+@flow(name="agent-cycle", flow_run_name="{fleet}: {trigger}", persist_result=False)
 async def agent_cycle(
     fleet: Annotated[str, Field(pattern=FLEET_NAME)] = "main",
     trigger: Trigger = Trigger.MANUAL,
@@ -53,7 +56,7 @@ async def agent_cycle(
             wake_id=wake_id,
             due=flow_run.expected_start_time,
             force_review=force_review,
-            worker_id=worker_id(),  # a run has a process of its own, which begins here
+            worker_id=worker_id(),
         )
         async with open_ports(settings) as ports:
             report = await run_cycle(request, tasked(ports))
@@ -74,8 +77,12 @@ def _this_flow_run() -> FlowRun:
 
 
 async def _tell_prefect(flow_run: FlowRun, fleet: str, report: Report) -> None:
-    async with get_client() as prefect:
-        await prefect.update_flow_run(flow_run.id, name=report.headline)
-    await acreate_markdown_artifact(report.markdown, key=f"report-{fleet}", description=report.headline)
-    if report.run_id is not None and report.failed is None:  # others have not looked: their table would say "no box"
-        await acreate_table_artifact(report.fleet_rows, key=f"fleet-{fleet}", description=report.headline)
+    """Name and report, as far as Prefect takes them: the run has ended as its row says, whatever becomes of these."""
+    try:
+        async with get_client() as prefect:
+            await prefect.update_flow_run(flow_run.id, name=report.headline)
+        await acreate_markdown_artifact(report.markdown, key=f"report-{fleet}", description=report.headline)
+        if report.run_id is not None and report.failed is None:  # others have not looked: they would show "no box"
+            await acreate_table_artifact(report.fleet_rows, key=f"fleet-{fleet}", description=report.headline)
+    except (HTTPError, PrefectException) as error:
+        get_run_logger().warning("Prefect did not take the report: %s: %s", type(error).__name__, error)

@@ -24,8 +24,21 @@ from fleet_agent.domain.fleet import Inventory, Offer
 from fleet_agent.domain.ledger import Listing, Ruled
 from fleet_agent.domain.money import show_rate
 from fleet_agent.domain.observation import Account, Observation
-from fleet_agent.domain.run import Claimed, Closed, Closing, Message, ModelReply, NothingToDo, Run, RunRequest, Usage
+from fleet_agent.domain.run import (
+    Claimed,
+    Closed,
+    Closing,
+    Meanwhile,
+    Message,
+    ModelReply,
+    NothingToDo,
+    Progress,
+    Run,
+    RunRequest,
+    Usage,
+)
 from fleet_agent.domain.show import gpu
+from fleet_agent.domain.spending import Booking
 from fleet_agent.errors import FleetAgentError
 from fleet_agent.ports import DemandSource, Journal, Market, Model, Notifier, OfferQuery, Ports, RentOrder
 
@@ -99,7 +112,7 @@ class TaskedMarket:
 
 class TaskedModel:
     def __init__(self, model: Model) -> None:
-        self.body = model.body  # pure: nothing to see
+        self.body, self.terms = model.body, model.terms  # nothing to see
         self._model = model
         self._step = 0
 
@@ -126,7 +139,11 @@ class TaskedNotifier:
 
 
 class TaskedJournal:
-    """The changes of state that make up a run: opened, collected, judged, closed."""
+    """The changes of state that make up a run: opened, collected, judged, closed.
+
+    That a run failed is no task: it must be written when Prefect cancels everything it knows of, and the flow run's own
+    state says it.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -144,11 +161,24 @@ class TaskedJournal:
         self._claimed += claimed
         return claimed
 
+    async def meanwhile(self, run: Run, *, turn: int) -> Meanwhile:
+        found = await self._journal.meanwhile(run, turn=turn)
+        self._claimed += found.claimed
+        return found
+
+    async def recall(self, run: Run) -> Progress:
+        progress = await _shown(
+            "recall", f"go on with run #{run.run_id}, interrupted earlier", lambda: self._journal.recall(run)
+        )
+        self._claimed += progress.claimed
+        return progress
+
     async def record_reply(
         self,
         run: Run,
         reply: Message,
         *,
+        booking: Booking,
         usage: Usage,
         effects: Sequence[tuple[str, Effect]],
         observation: Observation,
@@ -159,7 +189,7 @@ class TaskedJournal:
             "record and judge",
             f"record the reply, judge it: {wanted}",
             lambda: self._journal.record_reply(
-                run, reply, usage=usage, effects=effects, observation=observation, listing=listing
+                run, reply, booking=booking, usage=usage, effects=effects, observation=observation, listing=listing
             ),
         )
 
@@ -173,13 +203,6 @@ class TaskedJournal:
         if isinstance(end, Claimed):
             self._claimed += end
         return end
-
-    async def fail_run(self, run: Run, *, exit_reason: str, summary: str) -> None:
-        return await _shown(
-            "fail run",
-            f"fail run #{run.run_id}: {exit_reason}",
-            lambda: self._journal.fail_run(run, exit_reason=exit_reason, summary=summary),
-        )
 
 
 def _count(number: int, noun: str) -> str:

@@ -22,11 +22,13 @@ class TemporaryPostgres:
     def __init__(self, server: EmbeddedPostgres) -> None:
         self.server = server
         self._numbers = itertools.count(1)
+        self._free: list[str] = []
 
     @contextmanager
     def clone(self) -> Generator[str]:
-        """The URL of a new database like the template, dropped afterwards whoever is still connected to it."""
-        name = f"test_{next(self._numbers)}"
+        """The URL of a new database like the template, dropped afterwards whoever is still connected to it. Names come
+        again, so that a test may find its statements compiled by the one before it (`tests.world.opened`)."""
+        name = self._free.pop() if self._free else f"test_{next(self._numbers)}"
         self.server.create_database(name, template=TEMPLATE)
         try:
             yield self.server.url(name)
@@ -34,6 +36,7 @@ class TemporaryPostgres:
             drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
             with psycopg.connect(plain(self.server.url("postgres")), autocommit=True) as connection:
                 connection.execute(drop)
+            self._free.append(name)
 
 
 @contextmanager

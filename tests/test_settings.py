@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Generator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from fleet_agent.errors import FixSetup
-from fleet_agent.settings import Settings, missing_for_up, simulated, variable
+from fleet_agent.settings import Fallback, Settings, missing_for_up, simulated, variable
 
 EXAMPLE = Path(__file__).parents[1] / ".env.example"
 SECRET = "made-up-secret"
@@ -75,6 +76,10 @@ def test_a_file_that_is_not_there_is_no_error(tmp_path: Path) -> None:
         ("FLEET_BOX_ENV", '["a list"]'),
         ("FLEET_MODEL_USD_PER_MILLION_TOKENS_IN", "-1"),
         ("FLEET_MODEL_MAX_OUTPUT_TOKENS_NAME", "tokens"),
+        ("FLEET_MODEL_FALLBACKS", "second third"),
+        ("FLEET_MODEL_FALLBACKS", "[1]"),
+        ("FLEET_MODEL_FALLBACKS", '[{"name": "second", "key": "x"}]'),
+        ("FLEET_MODEL_FALLBACKS", '[{"url": "http://other.example/v1"}]'),
     ],
 )
 def test_a_bad_value_is_one_line_that_names_the_variable(
@@ -103,6 +108,7 @@ def secrets_of(settings: Settings) -> set[str]:
     for name in Settings.model_fields:
         value = getattr(settings, name)
         parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
+        parts = [part.api_key if isinstance(part, Fallback) else part for part in parts]
         found |= {part.get_secret_value() for part in parts if isinstance(part, SecretStr)}
     return found
 
@@ -115,6 +121,7 @@ def all_set() -> Settings:
         database_url=SecretStr(f"postgresql://me:{SECRET}-1@db/fleet"),
         prefect_port=4300,
         prefect_database_url=SecretStr(f"postgresql://me:{SECRET}-2@db/prefect"),
+        work_pool="fleet-agent-process",
         hooks_bind="[::1]:8301",
         vast_url="http://vast.example",
         vast_api_key=SecretStr(f"{SECRET}-3"),
@@ -126,6 +133,19 @@ def all_set() -> Settings:
         model_usd_per_million_tokens_out=Decimal("0.2"),
         model_max_output_tokens=3000,
         model_max_output_tokens_name="max_completion_tokens",
+        model_window_tokens=65536,
+        model_fallbacks=(
+            Fallback(name="second"),
+            Fallback(
+                name="third",
+                url="http://other.example/v1",
+                api_key=SecretStr(f"{SECRET}-8"),
+                usd_per_million_tokens_in=Decimal("0.3"),
+                usd_per_million_tokens_out=Decimal("0.4"),
+                max_output_tokens_name="max_tokens",
+                window_tokens=131072,
+            ),
+        ),
         demand_prometheus_url="http://prometheus.example",
         demand_query_pending="a",
         demand_query_running="b",
@@ -153,6 +173,38 @@ def test_settings_survive_the_way_through_an_environment(clean_environment: pyte
     assert Settings.load() == all_set()
 
 
+def test_a_name_is_short_for_a_model_on_the_same_server(clean_environment: pytest.MonkeyPatch) -> None:
+    clean_environment.setenv("FLEET_MODEL_FALLBACKS", '["second", {"name": "third"}]')
+
+    assert Settings.load().model_fallbacks == (Fallback(name="second"), Fallback(name="third"))
+
+
+def test_what_a_fallback_leaves_out_is_as_for_the_first_model() -> None:
+    first, second, third = all_set().models
+
+    assert (first.name, second.name) == ("some-model", "second")
+    assert replace(second, name="some-model") == first
+    assert (third.url, third.usd_per_million_tokens_in, third.window_tokens) == (
+        "http://other.example/v1",
+        Decimal("0.3"),
+        131072,
+    )
+
+
+def test_the_key_of_one_server_never_goes_to_another() -> None:
+    elsewhere = all_set().model_copy(
+        update={"model_fallbacks": (Fallback(name="other", url="http://other.example/v1"), Fallback(name="same"))}
+    )
+
+    first, other, same = elsewhere.models
+    assert other.api_key is None
+    assert same.api_key == first.api_key is not None
+
+
+def test_without_a_first_model_there_are_none() -> None:
+    assert Settings(model_fallbacks=(Fallback(name="second"),)).models == ()
+
+
 def test_a_demo_keeps_nothing_that_reaches_the_real_world() -> None:
     real = all_set()
     demo = real.model_copy(update=simulated(vast_url="http://127.0.0.1:1", model_url="http://127.0.0.1:2/v1"))
@@ -166,6 +218,7 @@ def test_a_demo_keeps_nothing_that_reaches_the_real_world() -> None:
         "database_url",
         "prefect_port",
         "prefect_database_url",
+        "work_pool",
         "hooks_bind",
         "model_max_output_tokens",
     }

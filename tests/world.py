@@ -6,10 +6,11 @@ The clients speak HTTP to the simulator's faces over an in-process transport; ti
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
 import httpx
@@ -17,12 +18,14 @@ import httpx2
 from openai import AsyncOpenAI
 
 from fleet_agent.clients.model import ChatModel, ChatOptions
+from fleet_agent.clients.models import ModelList
 from fleet_agent.clients.pace import MemoryTurns, Pace
 from fleet_agent.clients.prometheus import DemandQueries, PrometheusDemand
 from fleet_agent.clients.vast import VastMarket
 from fleet_agent.cycle import run_cycle
 from fleet_agent.domain.report import Report
 from fleet_agent.domain.run import RunRequest
+from fleet_agent.domain.tokens import by_bytes
 from fleet_agent.domain.triggers import Kind, Trigger
 from fleet_agent.ports import Ports
 from fleet_agent.sim.clock import ManualClock
@@ -33,7 +36,7 @@ from fleet_agent.store.database import Database, open_database
 from fleet_agent.store.inbox import Post, post
 from fleet_agent.store.installation import found_installation
 from fleet_agent.store.journal import PostgresJournal
-from fleet_agent.wiring import count_bytes
+from fleet_agent.store.model_servers import PostgresModelMemory
 
 NOON = datetime(2026, 3, 17, 12, 0, tzinfo=UTC)
 IMAGE = "example/prover@sha256:" + "a" * 64
@@ -48,9 +51,14 @@ class StoryClock:
     def __init__(self, business: ManualClock) -> None:
         self._business = business
         self._start = business.now()
+        self._off_by = timedelta()
 
     def now(self) -> datetime:
-        return self._business.now()
+        return self._business.now() + self._off_by
+
+    def set_off_by(self, off_by: timedelta) -> None:
+        """Somebody sets the clock: `now` is another time, and none has passed."""
+        self._off_by = off_by
 
     def elapsed(self) -> timedelta:
         return self._business.now() - self._start
@@ -58,6 +66,8 @@ class StoryClock:
 
 class ListeningNotifier:
     """Keeps what the operator was told."""
+
+    has_an_address = True
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -73,6 +83,7 @@ class Installation:
 
     sim: World
     time: ManualClock
+    clock: StoryClock
     database: Database
     ports: Ports
     notifier: ListeningNotifier
@@ -139,7 +150,7 @@ async def installation(
     time = ManualClock(NOON)
     clock = StoryClock(time)
     sim = open_world(time, scenario, seed=seed, policy=model, api_key=key_wanted)
-    database = open_database(database_url)
+    database = opened(database_url)
     found_installation(database, origin=NOON)
     notifier = ListeningNotifier()
     async with (
@@ -152,19 +163,23 @@ async def installation(
             http_client=httpx2.AsyncClient(transport=httpx2.ASGITransport(sim.model_face)),
         ) as chat,
     ):
+        options = ChatOptions(model="simulated")
+        chat_model = ChatModel(chat, options, count_tokens=by_bytes, elapsed=clock.elapsed, sleep=skip)
         made = Installation(
             sim=sim,
             time=time,
+            clock=clock,
             database=database,
             notifier=notifier,
             ports=Ports(
                 clock=clock,
                 market=VastMarket(vast, clock=clock, pace=Pace({}, MemoryTurns(clock.now), sleep=skip), box_env={}),
-                model=ChatModel(chat, ChatOptions(model="simulated"), elapsed=clock.elapsed, sleep=skip),
+                model=ModelList([chat_model], PostgresModelMemory(database, clock, "main"), elapsed=clock.elapsed),
                 demand=PrometheusDemand(demand, DemandQueries(), clock=clock),
                 notifier=notifier,
                 journal=PostgresJournal(database, clock, "main"),
-                count_tokens=count_bytes,
+                count_tokens=by_bytes,
+                draw_mark=marks(),
             ),
         )
         made.set_policy({"launch.image": IMAGE})
@@ -172,6 +187,19 @@ async def installation(
             yield made
         finally:
             database.close()
+
+
+@cache
+def opened(url: str) -> Database:
+    """One for each address, whose engine keeps the statements that it has compiled. Closed, it has no connection, and
+    opens new ones when it is used again."""
+    return open_database(url)
+
+
+def marks() -> Callable[[], str]:
+    """One after the other, so that a prompt can be foretold."""
+    numbers = itertools.count(1)
+    return lambda: f"{next(numbers):012x}"
 
 
 async def skip(_: float) -> None:

@@ -6,6 +6,9 @@ Servers that call themselves compatible differ in everything but the address. So
 `normalize_reply` is the one place that knows how they go wrong, it never raises, and what leaves it can be replayed to
 any server: our own unique call ids, canonical arguments, plain text, no reasoning.
 
+The last thing before every send, repeated ones too, is to count the request: what could be too long for a model never
+leaves, whoever composed it.
+
 There is one layer of retries, here. The SDK's own is off, and no layer above repeats a model call; each of those would
 multiply the others. Importing this module is cheap; the SDK, which is not, is loaded with the first client.
 """
@@ -13,15 +16,18 @@ multiply the others. Importing this module is cheap; the SDK, which is not, is l
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import json
 import re
+import ssl
 import string
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 from http import HTTPStatus
+from math import ceil
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tenacity import (
@@ -34,7 +40,10 @@ from tenacity import (
 from fleet_agent.clients.address import usable_address
 from fleet_agent.clients.pace import retry_after
 from fleet_agent.clients.secrecy import bare_address, quoted, sendable_key
+from fleet_agent.domain.model_server import ModelName
 from fleet_agent.domain.run import ModelReply, ToolCall, Usage
+from fleet_agent.domain.spending import Prices
+from fleet_agent.domain.tokens import HARD_TOKENS, SHORT_TOKENS, CountTokens, request_tokens
 from fleet_agent.errors import (
     ContextTooLong,
     FixSetup,
@@ -83,7 +92,7 @@ TOO_LONG = re.compile(
 )
 """How servers say that a prompt does not fit; the status is 400, 413 or 500, and only some send a code."""
 
-CHECK_KEY = "check FLEET_MODEL_API_KEY"
+CHECK_KEY = "check FLEET_MODEL_API_KEY, or its key in FLEET_MODEL_FALLBACKS"
 NEXT_RUN = "the next run tries again"
 NOTHING_USED = Usage()
 
@@ -97,6 +106,17 @@ class ChatOptions:
     max_output_tokens_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     usd_per_million_tokens_in: Decimal = Decimal(0)
     usd_per_million_tokens_out: Decimal = Decimal(0)
+    window_tokens: int = 32_768
+    """Prompt and reply share it."""
+
+    @property
+    def prices(self) -> Prices:
+        return Prices(self.usd_per_million_tokens_in, self.usd_per_million_tokens_out)
+
+    @property
+    def room(self) -> int:
+        """Tokens that a prompt may have by the server's count: beside it the longest reply must fit."""
+        return min(HARD_TOKENS, self.window_tokens - self.max_output_tokens)
 
 
 def open_client(base_url: str, api_key: str | None, *, transport: AsyncBaseTransport | None = None) -> AsyncOpenAI:
@@ -113,15 +133,25 @@ def open_client(base_url: str, api_key: str | None, *, transport: AsyncBaseTrans
         base_url=usable_address(base_url, "FLEET_MODEL_URL"),
         api_key=sendable_key(api_key or "no-key", CHECK_KEY),
         max_retries=0,
-        http_client=httpx2.AsyncClient(transport=transport, timeout=timeout),
+        http_client=httpx2.AsyncClient(transport=transport, timeout=timeout, verify=_trusted()),
     )
+
+
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    """What httpx2 trusts, which is what the system does: a model server may have a certificate of the house. As in
+    `tls.py`, read once."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
 @dataclass(frozen=True)
 class Setback:
     """A try without a usable reply: the error it comes to, unless it is `passing` and another try cures it.
 
-    `usage` is what it cost all the same.
+    `usage` is what it cost all the same, None where nothing left for the server; `said` are the server's words about a
+    prompt that it finds too long.
     """
 
     error: type[FleetAgentError]
@@ -129,39 +159,54 @@ class Setback:
     remedy: str = ""
     passing: bool = False
     pause: timedelta | None = None
-    usage: Usage = NOTHING_USED
+    usage: Usage | None = None
+    said: str = ""
+
+    def as_error(self, usage: Usage | None) -> FleetAgentError:
+        spent = Spent(usage.tokens_in, usage.tokens_out, usage.cost_usd) if usage else None
+        if self.error is ContextTooLong:
+            return ContextTooLong(self.cause, self.remedy, spent=spent, said=self.said)
+        return self.error(self.cause, self.remedy, spent=spent)
 
 
 class ChatModel:
-    """`ports.Model` for one model on one server. `client` is one from `open_client`."""
+    """`ports.Model` for one model on one server. `client` is one from `open_client`.
+
+    `count_tokens` bounds the tokens of a text from above; no request is sent that has more than HARD_TOKENS by it, or
+    that leaves no room for its reply in the model's window.
+    """
 
     def __init__(
         self,
         client: AsyncOpenAI,
         options: ChatOptions,
         *,
+        count_tokens: CountTokens,
         elapsed: Callable[[], timedelta],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._client = client
-        self._options = options
+        self.options = options
+        self._count_tokens = count_tokens
         self._elapsed = elapsed
         self._sleep = sleep
         self._address = bare_address(str(client.base_url))
+        self.name = ModelName(server=self._address, model=options.model)
 
     def body(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": self._options.model,
+            "model": self.options.model,
             "messages": [dict(message) for message in messages],
-            self._options.max_output_tokens_name: self._options.max_output_tokens,
+            self.options.max_output_tokens_name: self.options.max_output_tokens,
         }
         if tools:  # an empty list is refused by some servers
             body["tools"] = [dict(tool) for tool in tools]
         return body
 
-    async def reply(self, body: Mapping[str, Any], *, within: timedelta) -> ModelReply:
+    async def reply(self, body: Mapping[str, Any], *, within: timedelta, factor: float = 1.0) -> ModelReply:
+        """`factor` is what our count is multiplied by for this model."""
         ends_at = self._elapsed() + min(within, DEADLINE)
-        wasted: list[Usage] = []
+        wasted: list[Usage | None] = []
         retrying = AsyncRetrying(
             retry=retry_if_result(lambda outcome: isinstance(outcome, Setback) and outcome.passing),
             wait=_pause,
@@ -170,11 +215,11 @@ class ChatModel:
             before_sleep=lambda state: wasted.append(_outcome(state).usage),
             retry_error_callback=_outcome,
         )
-        outcome = await retrying.wraps(self._ask)(body, ends_at)
-        usage = self._priced(sum(wasted, start=outcome.usage))
+        outcome = await retrying.wraps(self._ask)(body, ends_at, factor)
+        paid = [usage for usage in (*wasted, outcome.usage) if usage is not None]
+        usage = self._priced(sum(paid, start=NOTHING_USED))
         if isinstance(outcome, Setback):
-            spent = Spent(usage.tokens_in, usage.tokens_out, usage.cost_usd) if usage.tokens else None
-            raise outcome.error(outcome.cause, outcome.remedy, spent=spent)
+            raise outcome.as_error(usage if paid else None)
         return outcome.model_copy(update={"usage": usage})
 
     def _hopeless(self, ends_at: timedelta) -> Callable[[RetryCallState], bool]:
@@ -183,34 +228,62 @@ class ChatModel:
             state.attempt_number >= ATTEMPTS or self._elapsed() + timedelta(seconds=state.upcoming_sleep) >= ends_at
         )
 
-    async def _ask(self, body: Mapping[str, Any], ends_at: timedelta) -> ModelReply | Setback:
-        """One try, or none where the time is over."""
+    def estimate(self, body: Mapping[str, Any]) -> int:
+        """Tokens of its prompt by our count, factor not included."""
+        return request_tokens(body["messages"], body.get("tools", ()), self._count_tokens)
+
+    async def _ask(self, body: Mapping[str, Any], ends_at: timedelta, factor: float) -> ModelReply | Setback:
+        """One try, or none where the time is over or the prompt too long."""
         from httpx2 import Response
         from openai import APIConnectionError, APIStatusError, APITimeoutError
 
         left = ends_at - self._elapsed()
         if left <= timedelta(0):
             return Setback(ModelUnreachable, f"no time was left to ask the model at {self._address}", NEXT_RUN)
+        estimate = self.estimate(body)
+        if estimate * factor > self.options.room and estimate > min(SHORT_TOKENS, self.options.room):
+            counted = f"{estimate} tokens" + (f" × {factor:.2f}, as {self.name} counts" if factor > 1 else "")
+            allowed = f"{self.options.room} beside a reply of {self.options.max_output_tokens}"
+            return Setback(ContextTooLong, f"the prompt has {counted}, and may have {allowed}; it was not sent")
         try:
             async with asyncio.timeout(left.total_seconds()):
                 response = await self._client.post("/chat/completions", body=dict(body), cast_to=Response)
-        except (APITimeoutError, TimeoutError):
+        except (APITimeoutError, TimeoutError) as error:
             cause = f"the model at {self._address} did not answer in time"
-            return Setback(ModelUnreachable, cause, NEXT_RUN, passing=True)
+            return Setback(ModelUnreachable, cause, NEXT_RUN, passing=True, usage=_of_a_lost_try(error))
         except APIConnectionError as error:
             why = self._quoted(str(error.__cause__ or error))
             cause = f"the model server at {self._address} cannot be reached ({why})"
-            return Setback(ModelUnreachable, cause, "start it, or correct FLEET_MODEL_URL", passing=True)
+            remedy = "start it, or correct FLEET_MODEL_URL"
+            return Setback(ModelUnreachable, cause, remedy, passing=True, usage=_of_a_lost_try(error))
         except APIStatusError as error:
             # The error repeats what the server said, which may be the key: it must not go on as a cause.
             return self._refused(error.status_code, _read_error(error.body, NOTHING_USED), error.response.headers)
         normalized = normalize_reply(_parsed(response.text), salt=_digest(body))
         if isinstance(normalized, ModelReply):
-            return normalized
+            return normalized.model_copy(
+                update={
+                    "model": str(self.name),
+                    "estimate": estimate,
+                    "reported": normalized.usage.tokens_in,
+                    "usage": self._charged(normalized, ceil(estimate * factor)),
+                }
+            )
         if normalized.status is not None:
             return self._refused(normalized.status, normalized, response.headers)
         cause = f"the model at {self._address} sent no usable reply: {self._quoted(normalized.cause)}"
-        return Setback(ModelUnusable, cause, NEXT_RUN, passing=True, usage=normalized.usage)
+        used = normalized.usage if normalized.usage.tokens else Usage(tokens_in=ceil(estimate * factor))
+        return Setback(ModelUnusable, cause, NEXT_RUN, passing=True, usage=used)
+
+    def _charged(self, reply: ModelReply, prompt_tokens: int) -> Usage:
+        """What a server does not say is charged as we count it: silence must not make a model free."""
+        said = "".join([reply.text, *(call.name + call.arguments for call in reply.calls)])
+        return reply.usage.model_copy(
+            update={
+                "tokens_in": reply.usage.tokens_in or prompt_tokens,
+                "tokens_out": reply.usage.tokens_out or self._count_tokens(said),
+            }
+        )
 
     def _refused(self, status: int, refusal: NoReply, headers: Mapping[str, str]) -> Setback:
         said = self._quoted(f"{refusal.code}: {refusal.cause}" if refusal.code else refusal.cause)
@@ -233,13 +306,14 @@ class ChatModel:
         if status == HTTPStatus.NOT_FOUND:
             return Setback(
                 FixSetup,
-                f"there is no model {self._options.model!r} at {self._address} ({said})",
+                f"there is no model {self.options.model!r} at {self._address} ({said})",
                 "check FLEET_MODEL_NAME and FLEET_MODEL_URL; the address usually ends in /v1",
             )
         if status in WORTH_ANOTHER_TRY:  # before the next: "too many tokens" a minute is no matter of length
             return None
         if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or TOO_LONG.search(said):
-            return Setback(ContextTooLong, f"the model server at {self._address} finds the prompt too long ({said})")
+            cause = f"the model server at {self._address} finds the prompt too long ({said})"
+            return Setback(ContextTooLong, cause, said=said)
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return None
         return Setback(
@@ -252,11 +326,7 @@ class ChatModel:
         return quoted(words, [self._client.api_key])
 
     def _priced(self, usage: Usage) -> Usage:
-        cost = (
-            usage.tokens_in * self._options.usd_per_million_tokens_in
-            + usage.tokens_out * self._options.usd_per_million_tokens_out
-        ) / 1_000_000
-        return usage.model_copy(update={"cost_usd": cost})
+        return usage.model_copy(update={"cost_usd": self.options.prices.of(usage.tokens_in, usage.tokens_out)})
 
 
 def _pause(state: RetryCallState) -> float:
@@ -267,6 +337,15 @@ def _pause(state: RetryCallState) -> float:
 def _outcome(state: RetryCallState) -> Any:
     assert state.outcome is not None
     return state.outcome.result()
+
+
+def _of_a_lost_try(error: BaseException) -> Usage | None:
+    """Nothing left where there was no connection. What was lost later may be answered, and charged, behind our back: it
+    is a request. No tokens are counted for it, or a server that hangs would use up the day's."""
+    from httpx2 import ConnectError, ConnectTimeout, PoolTimeout, ProxyError, UnsupportedProtocol
+
+    unsent = (ConnectError, ConnectTimeout, PoolTimeout, ProxyError, UnsupportedProtocol)
+    return None if isinstance(error.__cause__, unsent) else NOTHING_USED
 
 
 def _digest(body: Mapping[str, Any]) -> str:

@@ -18,6 +18,8 @@ DEADLINE = timedelta(seconds=30)
 class AppriseNotifier:
     """`ports.Notifier` for apprise addresses, such as `ntfy://topic`."""
 
+    has_an_address = True
+
     def __init__(self, urls: Sequence[str], *, deadline: timedelta = DEADLINE) -> None:
         self._urls = list(urls)
         self._deadline = deadline
@@ -50,6 +52,8 @@ def _services_told(urls: list[str], text: str, deadline: timedelta) -> int:
 
 class NobodyToTell:
     """`ports.Notifier` where no address was set: the message stands in the ledger, for `fleet-agent ledger` to show."""
+
+    has_an_address = False
 
     async def notify(self, text: str) -> str:
         return "Kept in the ledger; no address is set (FLEET_NOTIFY_URLS), so nobody was told."

@@ -49,7 +49,7 @@ class MemoryTurns:
         return wait
 
     async def hold(self, endpoint: str, pause: timedelta) -> None:
-        self._given[endpoint] = self._of(endpoint).held_until(self._now() + pause)
+        self._given[endpoint] = self._of(endpoint).held_for(pause, self._now())
 
     def _of(self, endpoint: str) -> TurnsGiven:
         return self._given.get(endpoint, TurnsGiven())

@@ -1,141 +1,152 @@
-"""Prefect from outside, over its REST API: enough to start runs, to read them back and to see whether it is ready.
+"""Prefect from outside: ring, start runs, read them back, end them, and see whether it is ready.
 
-Plain httpx, because importing Prefect takes a second and most of what asks here is a short command. Addresses and
-fields: https://docs.prefect.io/v3/api-ref/rest-api of Prefect 3.9.
+Prefect's own times are real; here, and only here, they are converted from and to business time.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from datetime import datetime
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
-from typing import Any
-from uuid import uuid4
+from typing import Any, Final
+from uuid import UUID, uuid4
 
-import httpx
-from pydantic import BaseModel, ConfigDict, Field
-from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_attempt, wait_exponential
-
-from fleet_agent.clients.address import usable_address
-from fleet_agent.domain.triggers import Trigger
-from fleet_agent.errors import FixSetup, KeyRefused, TryLater
+from fleet_agent.clients.prefect_rest import PrefectRest
+from fleet_agent.domain.flow_run import FlowRun, FlowRunState
+from fleet_agent.domain.timeline import Timeline
+from fleet_agent.domain.triggers import Doorbell, Trigger, rung_at
+from fleet_agent.errors import FixSetup, TryLater
 
 FLOW = "agent-cycle"
 
-BUSY_TRIES = 5
-"""A server whose database is busy answers 503 at once; five tries are about three seconds."""
+MOST_AT_ONCE: Final = 200
+"""Flow runs in one answer: Prefect's own limit."""
 
-
-class FlowRun(BaseModel):
-    """One flow run as Prefect shows it. Times are real time, not business time."""
-
-    model_config = ConfigDict(frozen=True)
-
-    id: str
-    name: str
-    state_type: str = Field(description="SCHEDULED, PENDING, RUNNING, COMPLETED, FAILED, CRASHED, CANCELLED …")
-    state_name: str
-    parameters: dict[str, Any]
-    expected_start_time: datetime | None
-    start_time: datetime | None
-    end_time: datetime | None
-
-    @property
-    def is_over(self) -> bool:
-        return self.state_type in {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-
-
-def open_client(api_url: str, auth_string: str | None) -> httpx.AsyncClient:
-    """For the server whose API is at `api_url`; `auth_string` is `user:password`, None where it asks for none.
-
-    Raises FixSetup where no server can be at `api_url`.
-    """
-    return httpx.AsyncClient(
-        base_url=usable_address(api_url, "FLEET_PREFECT_PORT"),
-        auth=None if auth_string is None else httpx.BasicAuth(*auth_string.split(":", 1)),
-        timeout=httpx.Timeout(10, connect=3),
-        trust_env=False,  # the server is on this machine or in this network; a proxy has no business between
-    )
+LONGEST_NAME: Final = 80
+"""Characters of a flow run's name: a heading, and a line in a list."""
 
 
 class PrefectOrchestrator:
-    """`ports.Orchestrator`, and what the process tree and the demo want to know of the server."""
+    """`ports.Orchestrator` on one server; `real_now` is the machine's clock, by which Prefect judges events."""
 
-    def __init__(self, client: httpx.AsyncClient, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        self._client = client
-        self._sleep = sleep
+    def __init__(
+        self, rest: PrefectRest, timeline: Timeline, *, real_now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._rest = rest
+        self._timeline = timeline
+        self._real_now = real_now
 
-    async def start_run(self, *, fleet: str, trigger: Trigger, idempotency_key: str | None = None) -> str:
-        """Create a flow run of `fleet`'s deployment now and return its id; the same key returns the same run.
+    async def ring(self, doorbell: Doorbell, *, fleet: str) -> None:
+        """As `ports.Orchestrator.ring`. Each has an id of its own: Prefect passes over one that it has seen."""
+        event = {
+            "id": str(uuid4()),
+            "occurred": self._real_now().isoformat(),
+            "event": doorbell.value,
+            "resource": {"prefect.resource.id": rung_at(fleet)},
+            "payload": {"fleet": fleet},
+        }
+        await self._rest.ask("POST", "/events", [event])
 
-        Raises TryLater where the server does not answer, KeyRefused, FixSetup where there is no such deployment.
-        """
+    async def start_run(
+        self,
+        *,
+        fleet: str,
+        trigger: Trigger,
+        key: str,
+        at: datetime | None = None,
+        wake_id: int | None = None,
+        name: str | None = None,
+    ) -> FlowRun:
+        """As `ports.Orchestrator.start_run`. FixSetup also where the fleet has no deployment."""
         deployment = await self._deployment(fleet)
-        run = await self._ask(
-            "POST",
-            f"/deployments/{deployment}/create_flow_run",
-            {
-                "parameters": {"fleet": fleet, "trigger": trigger.value},
-                # A key in any case: it makes it safe to ask again after an answer that was lost.
-                "idempotency_key": idempotency_key or f"{trigger.value}:{uuid4()}",
-                "state": {"type": "SCHEDULED"},
-            },
-        )
-        return run.json()["id"]
+        due = {} if at is None else {"state_details": {"scheduled_time": self._timeline.real(at).isoformat()}}
+        body = {
+            "parameters": {"fleet": fleet, "trigger": trigger.value}
+            | ({} if wake_id is None else {"wake_id": wake_id}),
+            "idempotency_key": key,
+            "state": {"type": "SCHEDULED"} | due,
+        } | ({} if name is None else {"name": name[:LONGEST_NAME]})
+        made = await self._rest.ask("POST", f"/deployments/{deployment}/create_flow_run", body)
+        if made.status_code == HTTPStatus.NOT_FOUND:  # deleted since
+            raise _no_deployment(fleet)
+        return self._flow_run(made.json())
 
     async def flow_run(self, flow_run_id: str) -> FlowRun:
-        return FlowRun.model_validate((await self._ask("GET", f"/flow_runs/{flow_run_id}")).json())
+        """One that is known to be there."""
+        return self._flow_run((await self._rest.ask("GET", f"/flow_runs/{flow_run_id}")).json())
 
-    async def is_ready(self) -> bool:
-        """Whether the server answers and reaches its database."""
-        try:
-            return (await self._client.get("/ready")).status_code == HTTPStatus.OK
-        except httpx.TransportError:
-            return False
+    async def flow_runs(self, ids: Collection[str]) -> dict[str, FlowRun]:
+        wanted = sorted(filter(_is_prefects, ids))
+        found: dict[str, FlowRun] = {}
+        for start in range(0, len(wanted), MOST_AT_ONCE):
+            some = wanted[start : start + MOST_AT_ONCE]
+            answer = await self._rest.ask(
+                "POST", "/flow_runs/filter", {"flow_runs": {"id": {"any_": some}}, "limit": MOST_AT_ONCE}
+            )
+            found |= {run.id: run for run in map(self._flow_run, answer.json())}
+        return found
 
-    async def has_worker(self, pool: str, *, since: datetime) -> bool:
-        """Whether a worker of this pool is known to have reported after `since` (real time)."""
-        try:
-            workers = await self._ask("POST", f"/work_pools/{pool}/workers/filter", {})
-        except TryLater:
-            return False
-        if workers.status_code == HTTPStatus.NOT_FOUND:
-            return False
-        return any(datetime.fromisoformat(worker["last_heartbeat_time"]) >= since for worker in workers.json())
+    async def on_its_way(self, fleet: str, *, within: timedelta) -> bool:
+        not_begun = {
+            "state": {"type": {"any_": [FlowRunState.SCHEDULED.value, FlowRunState.PENDING.value]}},
+            "expected_start_time": {"before_": (self._real_now() + within).isoformat()},
+        }
+        wanted = {"flows": {"name": {"any_": [FLOW]}}, "deployments": {"name": {"any_": [fleet]}}}
+        counted = await self._rest.ask("POST", "/flow_runs/count", {**wanted, "flow_runs": not_begun})
+        return counted.json() > 0
+
+    async def withdraw(self, flow_run_id: str, *, why: str) -> None:
+        found = await self.flow_runs([flow_run_id])
+        if any(run.state is FlowRunState.SCHEDULED for run in found.values()):
+            await self._set_state(flow_run_id, FlowRunState.CANCELLED, why, force=False)
+
+    async def crash(self, flow_run_id: str, *, why: str) -> None:
+        found = await self.flow_runs([flow_run_id])
+        if any(not run.is_over for run in found.values()):
+            await self._set_state(flow_run_id, FlowRunState.CRASHED, why, force=True)
+
+    async def _set_state(self, flow_run_id: str, state: FlowRunState, why: str, *, force: bool) -> None:
+        body = {"state": {"type": state.value, "message": why}, "force": force}
+        await self._rest.ask("POST", f"/flow_runs/{flow_run_id}/set_state", body)
 
     async def _deployment(self, fleet: str) -> str:
-        answer = await self._ask("GET", f"/deployments/name/{FLOW}/{fleet}")
+        answer = await self._rest.ask("GET", f"/deployments/name/{FLOW}/{fleet}")
         if answer.status_code == HTTPStatus.NOT_FOUND:
-            raise FixSetup(f"Prefect has no deployment {FLOW}/{fleet}", "make it with `fleet-agent deploy`")
+            raise _no_deployment(fleet)
         return answer.json()["id"]
 
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        """The answer; what a repetition cannot mend is raised, but for 404, whose meaning the caller knows."""
-        again = AsyncRetrying(
-            retry=retry_if_result(_is_busy),
-            stop=stop_after_attempt(BUSY_TRIES),
-            wait=wait_exponential(multiplier=0.2),
-            sleep=self._sleep,
+    def _flow_run(self, shown: Mapping[str, Any]) -> FlowRun:
+        state = shown["state"]
+        return FlowRun(
+            id=shown["id"],
+            name=shown["name"],
+            state=FlowRunState(state["type"]),
+            state_name=state["name"],
+            message=state["message"],
+            since=self._timeline.business(datetime.fromisoformat(state["timestamp"])),
+            has_deployment=shown["deployment_id"] is not None,
         )
-        try:
-            answer: httpx.Response = await again(self._client.request, method, path, json=body)
-        except RetryError as error:
-            raise TryLater(f"Prefect at {self._client.base_url} is busy", "try again in a minute") from error
-        except httpx.TransportError as error:
-            raise TryLater(
-                f"Prefect at {self._client.base_url} does not answer ({type(error).__name__})",
-                "is `fleet-agent up` or `demo` running?",
-            ) from error
-        if answer.status_code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-            raise KeyRefused(
-                f"Prefect at {self._client.base_url} does not accept the auth string",
-                "use the one that `fleet-agent up` printed",
-            )
-        if answer.is_error and answer.status_code != HTTPStatus.NOT_FOUND:
-            raise FixSetup(f"Prefect refuses {method} {path}: {answer.status_code} {answer.text[:200]}")
-        return answer
 
 
-def _is_busy(answer: httpx.Response) -> bool:
-    return answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+def _no_deployment(fleet: str) -> FixSetup:
+    return FixSetup(f"Prefect has no deployment {FLOW}/{fleet}", "make it with `fleet-agent deploy`")
+
+
+def _is_prefects(flow_run_id: str) -> bool:
+    """A run without Prefect has an id of another form, which Prefect would refuse to look for."""
+    try:
+        UUID(flow_run_id)
+    except ValueError:
+        return False
+    return True
+
+
+async def has_worker(prefect: PrefectRest, pool: str, *, since: datetime) -> bool:
+    """Whether a worker of this pool is known to have reported after `since` (real time)."""
+    try:
+        workers = await prefect.ask("POST", f"/work_pools/{pool}/workers/filter", {})
+    except TryLater:
+        return False
+    if workers.status_code == HTTPStatus.NOT_FOUND:
+        return False
+    return any(datetime.fromisoformat(worker["last_heartbeat_time"]) >= since for worker in workers.json())

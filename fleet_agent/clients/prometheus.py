@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from fleet_agent.clients.address import usable_address
 from fleet_agent.clients.secrecy import quoted
+from fleet_agent.clients.tls import trusted
 from fleet_agent.domain.demand import Demand
 from fleet_agent.errors import TryLater
 from fleet_agent.ports import Clock
@@ -50,7 +51,8 @@ def open_client(base_url: str) -> httpx.AsyncClient:
 
     Raises FixSetup where no server can be at `base_url`.
     """
-    return httpx.AsyncClient(base_url=usable_address(base_url, SETTING), timeout=httpx.Timeout(10, connect=5))
+    timeout = httpx.Timeout(10, connect=5)
+    return httpx.AsyncClient(base_url=usable_address(base_url, SETTING), timeout=timeout, verify=trusted())
 
 
 class PrometheusDemand:

@@ -38,6 +38,7 @@ from tenacity import (
 from fleet_agent.clients.address import address_fault, usable_address
 from fleet_agent.clients.pace import Pace, retry_after
 from fleet_agent.clients.secrecy import blanked, quoted, sendable_key
+from fleet_agent.clients.tls import trusted
 from fleet_agent.clients.vast_wire import (
     InstancePage,
     InstanceRow,
@@ -118,6 +119,7 @@ def open_client(base_url: str, api_key: str, *, transport: httpx.AsyncBaseTransp
         base_url=usable_address(base_url, "FLEET_VAST_URL"),
         headers={"Authorization": f"Bearer {sendable_key(api_key, CHECK_KEY)}"},
         timeout=httpx.Timeout(15, connect=5),
+        verify=trusted(),
         transport=transport,
     )
 

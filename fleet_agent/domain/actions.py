@@ -14,17 +14,27 @@ Arguments that were not asked for are refused, and so are tools that are not lis
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, cast
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Annotated, Any, ClassVar, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fleet_agent.domain.values import Frozen
 from fleet_agent.domain.verdict import Verdict
+from fleet_agent.domain.wakes import as_utc
 
 Reason = Annotated[str, Field(min_length=3, max_length=500, description="why, in one sentence; it is kept in the log")]
 
 
 LONGEST_SUMMARY = 2000
+
+_CUT = " … (cut)"
+
+
+def cut_summary(text: str) -> str:
+    """No longer than LONGEST_SUMMARY, with a mark where something is missing: a person waits for what it says."""
+    return text if len(text) <= LONGEST_SUMMARY else text[: LONGEST_SUMMARY - len(_CUT)] + _CUT
 
 
 class Tool(BaseModel):
@@ -66,16 +76,35 @@ class ReadLogs(Read):
     tail: Annotated[int, Field(ge=1, le=200, description="lines")] = 50
 
 
+class ReadRun(Read):
+    """Read an earlier run of this conversation again, or one step of it in full. Step 0 is what the run began with."""
+
+    name: ClassVar[str] = "read_run"
+    run_id: Annotated[int | None, Field(ge=1, le=10**9, description="leave out for this run itself")] = None
+    step: Annotated[int | None, Field(ge=0, le=1000, description="leave out for an overview")] = None
+
+
 class ScheduleNextCheck(Write):
     """Ask to be woken once more. The heartbeat looks every 5 minutes anyway: use this only for another time."""
 
     name: ClassVar[str] = "schedule_next_check"
-    minutes: Annotated[float, Field(gt=0, le=20_160, description="from now")]
+    minutes: Annotated[float | None, Field(gt=0, le=20_160, description="from now")] = None
+    at: Annotated[datetime | None, Field(description="instead of minutes: a time, UTC")] = None
     reason: Reason
+
+    @model_validator(mode="after")
+    def _one_time(self) -> Self:
+        if (self.minutes is None) == (self.at is None):
+            raise ValueError("give either minutes or at")
+        return self
+
+    def after(self, now: datetime) -> timedelta:
+        """How far away it is to be; negative for a time that is past."""
+        return timedelta(minutes=self.minutes) if self.minutes is not None else as_utc(self.at or now) - now
 
 
 class SetNotes(Write):
-    """Replace your own notes, which every later run sees. Keep them short."""
+    """Replace your own notes, which later runs see for 7 days. Keep them short; set them again to keep them longer."""
 
     name: ClassVar[str] = "set_notes"
     text: Annotated[str, Field(max_length=2000)]
@@ -119,6 +148,11 @@ class Finish(Tool):
         ),
     ]
 
+    @field_validator("summary", mode="before")
+    @classmethod
+    def _cut(cls, summary: object) -> object:
+        return cut_summary(summary) if isinstance(summary, str) else summary
+
     def verdict(self) -> Verdict:
         return Verdict(action=self.action, state_changed=self.state_changed)
 
@@ -127,6 +161,7 @@ TOOLS: tuple[type[Tool], ...] = (
     ListBoxes,
     SearchOffers,
     ReadLogs,
+    ReadRun,
     RentBox,
     DestroyBox,
     NotifyHuman,
@@ -163,9 +198,11 @@ def parse_call(name: str, arguments: str) -> Tool | Malformed:
         return Malformed(sentence=f"The arguments of {name} were refused: {problems}. Nothing was done.")
 
 
-def tool_definitions() -> list[dict[str, Any]]:
-    """The tools in OpenAI's function format, in a fixed order, so that providers can cache the prefix."""
-    return [
+@cache
+def tool_definitions() -> tuple[dict[str, Any], ...]:
+    """The tools in OpenAI's function format, in a fixed order, so that providers can cache the prefix. To be read only:
+    they are made once, for every request carries them."""
+    return tuple(
         {
             "type": "function",
             "function": {
@@ -175,7 +212,7 @@ def tool_definitions() -> list[dict[str, Any]]:
             },
         }
         for tool in TOOLS
-    ]
+    )
 
 
 def _parameters(tool: type[Tool]) -> dict[str, Any]:

@@ -64,6 +64,10 @@ class Instance(Frozen):
     started_at: datetime
 
 
+TROUBLED = frozenset({"stopped", "frozen", "exited", "unknown", "offline"})
+"""What `actual_status` says of an instance that does not work and, left alone, may not begin to."""
+
+
 class Inventory(Frozen):
     """A complete look at the account: every page was read and counted. Anything less is not an Inventory."""
 

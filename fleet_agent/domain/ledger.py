@@ -27,6 +27,7 @@ class Ruled(Frozen):
     """An effect with its ruling; `key` names its row, for refused ones too.
 
     `policy`, and for a rent `offer`, are what it was judged by: whoever carries it out must use no others.
+    `status` and `outcome` are how far it has come: what an interrupted attempt of the run had begun is told by them.
     """
 
     key: str
@@ -34,6 +35,20 @@ class Ruled(Frozen):
     ruling: Ruling
     policy: Policy
     offer: Offer | None
+    status: ActionStatus
+    outcome: str = ""
+
+
+class Deed(Frozen):
+    """An effect that happened, or perhaps happened, as a later run is told of it."""
+
+    tool: str
+    key: str
+    status: ActionStatus
+    outcome: str
+
+    def in_words(self) -> str:
+        return f"{self.tool} {self.key}: {self.outcome or 'nobody saw its outcome'} ({self.status.value})"
 
 
 class Unsettled(Frozen):

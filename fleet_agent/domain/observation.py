@@ -6,7 +6,6 @@ the inventory must first ask whether it is `Known`.
 
 from __future__ import annotations
 
-import hashlib
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Generic, TypeVar
@@ -58,17 +57,3 @@ class Observation(Frozen):
         if isinstance(self.account, Unknown):
             return None
         return runway(Usd(self.account.value.credit_usd), self.burn())
-
-    def digest(self) -> str:
-        """Changes when something changed that a decision could hang on; ages, credit and progress do not count.
-
-        Demand counts in bands of powers of two, so that a queue that moves from 40 to 41 wakes nobody.
-        """
-        boxes = sorted(f"{box.key}:{box.stage}" for box in self.live_boxes())
-        match self.demand:
-            case Known(value=demand):
-                band = f"{demand.pending.bit_length()}"
-            case Unknown():
-                band = "unknown"
-        inventory = "known" if isinstance(self.inventory, Known) else "unknown"
-        return hashlib.sha256("\n".join([inventory, band, *boxes]).encode()).hexdigest()[:16]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+from fleet_agent.domain.timeline import is_of_a_time_to_come
+
 DAY = timedelta(days=1)
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
@@ -27,14 +29,18 @@ class TurnsGiven:
 
     free_at: datetime = LONG_AGO
     counted: tuple[datetime, ...] = ()
+    written_at: datetime = LONG_AGO
 
     def take(self, limit: Limit, patience: timedelta, now: datetime) -> tuple[timedelta, TurnsGiven]:
         """How long the next turn is away, and the record with it; without it if that is longer than the patience."""
-        at = max(now, self.free_at, self._within_budget(limit))
-        return at - now, self if at - now > patience else self._with_turn(limit, at)
+        at = max(now, self._free_at(now), self._within_budget(limit))
+        return at - now, self if at - now > patience else self._with_turn(limit, at, now)
 
-    def held_until(self, moment: datetime) -> TurnsGiven:
-        return replace(self, free_at=max(self.free_at, moment))
+    def held_for(self, pause: timedelta, now: datetime) -> TurnsGiven:
+        return replace(self, free_at=max(self._free_at(now), now + pause), written_at=now)
+
+    def _free_at(self, now: datetime) -> datetime:
+        return LONG_AGO if is_of_a_time_to_come(self.written_at, now) else self.free_at
 
     def _within_budget(self, limit: Limit) -> datetime:
         """When the oldest turn of a budget that is used up is a day old. Any 24 hours contain every calendar day."""
@@ -42,6 +48,6 @@ class TurnsGiven:
             return LONG_AGO
         return self.counted[-limit.per_day] + DAY
 
-    def _with_turn(self, limit: Limit, at: datetime) -> TurnsGiven:
+    def _with_turn(self, limit: Limit, at: datetime, now: datetime) -> TurnsGiven:
         counted = () if limit.per_day is None else (*self.counted, at)[-limit.per_day :]
-        return TurnsGiven(free_at=at + limit.gap, counted=counted)
+        return TurnsGiven(free_at=at + limit.gap, counted=counted, written_at=now)

@@ -72,11 +72,14 @@ class Launch(Frozen):
 
 
 class RunBounds(Frozen):
-    """How much one run may use."""
+    """How much one run may use, and how many are no surprise."""
 
     max_steps: Annotated[int, Field(ge=1, le=50, description="model calls of one run")] = 12
     max_turns: Annotated[int, Field(ge=1, le=10, description="passes over what was waiting")] = 3
     max_tokens: Annotated[int, Field(ge=1000, le=10_000_000, description="tokens in and out of one run")] = 300_000
+    max_usd: Annotated[Positive, Field(description="model cost of one run, $; ten steps of a dear model")] = Decimal(
+        "1.00"
+    )
     max_real_time: Annotated[
         timedelta,
         Field(
@@ -85,6 +88,10 @@ class RunBounds(Frozen):
             description="such as PT3M; shorter than the heartbeat, so that runs do not pile up",
         ),
     ] = timedelta(seconds=240)
+    max_opened_per_hour: Annotated[
+        int,
+        Field(ge=12, le=1000, description="more runs in an hour are a notice to you; they are not held back"),
+    ] = 40
     review_every: Annotated[
         timedelta,
         Field(
@@ -93,11 +100,24 @@ class RunBounds(Frozen):
     ] = timedelta(minutes=60)
 
 
+class ModelBounds(Frozen):
+    """What the model may use within 24 hours, whatever runs ask for it. A normal day is 300 calls of 10,000 tokens."""
+
+    max_calls_per_day: Annotated[int, Field(ge=0, le=100_000, description="requests of 24 h; 0: none")] = 1000
+    max_tokens_per_day: Annotated[int, Field(ge=0, le=1_000_000_000, description="tokens in and out of 24 h")] = (
+        5_000_000
+    )
+    max_usd_per_day: Annotated[
+        Positive, Field(description="model cost of 24 h, $, as far as FLEET_MODEL_USD_PER_MILLION_TOKENS_* are set")
+    ] = Decimal("5.00")
+
+
 class Policy(Frozen):
     limits: Limits = Limits()
     offers: OfferFloors = OfferFloors()
     launch: Launch = Launch()
     run: RunBounds = RunBounds()
+    model: ModelBounds = ModelBounds()
 
 
 def changed(policy: Policy, changes: Mapping[str, str]) -> Policy:

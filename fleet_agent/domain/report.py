@@ -48,7 +48,7 @@ def run_report(run: Run, reason: str, closed: Closed, observation: Observation, 
     markdown = f"""\
 # Run #{run.run_id} · {run.trigger.value}{f": {reason}" if reason else ""}
 
-**{_outcome(closed)}** · {closed.exit_reason} · {usage.tokens:,} tokens · {show_usd(usage.cost_usd)}
+**{_outcome(closed)}** · {closed.exit_reason} · {usage.tokens:,} tokens · {show_usd(usage.cost_usd)}{_taint(closed)}
 
 {printable(closed.summary)}
 
@@ -70,6 +70,7 @@ def run_report(run: Run, reason: str, closed: Closed, observation: Observation, 
             "trigger": run.trigger.value,
             "verdict": closed.verdict.model_dump(),
             "no_op": closed.no_op,
+            "tainted": closed.tainted,
             "exit_reason": closed.exit_reason,
             "turns": closed.turns,
             "tokens": usage.tokens,
@@ -86,6 +87,10 @@ def _outcome(closed: Closed) -> str:
     if closed.no_op:
         return "No-op"
     return "Acted" if closed.verdict.action else "State changed" if closed.verdict.state_changed else "Looked"
+
+
+def _taint(closed: Closed) -> str:
+    return " · tainted: it read text from outside" if closed.tainted else ""
 
 
 def _demand(observation: Observation) -> str:

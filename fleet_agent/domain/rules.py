@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from enum import StrEnum
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from fleet_agent.domain.actions import DestroyBox, Effect, NotifyHuman, RentBox
 from fleet_agent.domain.fleet import LIVE_STAGES, Box, Inventory, Offer, Stage, parse_label
@@ -38,6 +38,10 @@ class Ruling(Frozen):
     decision: Decision
     code: str
     sentence: str
+
+
+DRY_RUN: Final = "dry_run"
+"""The code of what was allowed and is not sent because nothing is."""
 
 
 class Situation(Frozen):

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from fleet_agent.domain.fleet import Box, Offer
+from fleet_agent.domain.hygiene import clean
 from fleet_agent.domain.observation import Known, Observation, Unknown
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Mode
@@ -19,23 +20,36 @@ MOST_ROWS = 40
 """Boxes that are listed one by one; a larger fleet would crowd everything else out of the prompt."""
 
 
-def observation_block(observation: Observation, *, mode: Mode, policy: Policy, now: datetime) -> str:
+OPENS_A_LOOK = "[observation]"
+CLOSES_A_LOOK = "[/observation]"
+
+
+def observation_block(observation: Observation, now: datetime) -> str:
     lines = [
-        "[observation]",
+        OPENS_A_LOOK,
         f"time: {utc(now)}",
         _demand(observation, now),
         _account(observation, now),
-        _limits(mode, policy),
         *boxes_table(observation, now),
-        "[/observation]",
+        CLOSES_A_LOOK,
     ]
     return "\n".join(lines)
+
+
+def limits_line(mode: Mode, policy: Policy) -> str:
+    """What is in force, which a person may change at any time: no part of a look, for a look stays as it was seen."""
+    limits = policy.limits
+    return (
+        f"limits: mode={mode.value} max_boxes={limits.max_boxes} max_usd_per_hour={limits.max_usd_per_hour} "
+        f"max_usd_per_hour_per_box={limits.max_usd_per_hour_per_box} max_rents_per_run={limits.max_rents_per_run} "
+        f"max_destroys_per_run={limits.max_destroys_per_run}"
+    )
 
 
 def boxes_table(observation: Observation, now: datetime) -> list[str]:
     match observation.inventory:
         case Unknown(reason=reason):
-            return [f"boxes: unknown ({reason})"]
+            return [f"boxes: unknown ({_because(reason)})"]
         case Known(value=inventory, seen_at=seen_at):
             status = {instance.id: instance.actual_status or "preparing" for instance in inventory.instances}
     live = observation.live_boxes()
@@ -59,6 +73,13 @@ def offers_table(offers: Sequence[Offer]) -> str:
     return "\n".join(head + rows)
 
 
+def brief_call(tool: str, arguments: str) -> str:
+    """One call on one short line."""
+    said = one_line(arguments)
+    said = "" if said == "{}" else said
+    return f"{tool[:40]}({said if len(said) <= 120 else said[:119] + '…'})"
+
+
 def gpu(count: int, name: str) -> str:
     return f"{count}x {_cell(name)}"
 
@@ -77,14 +98,14 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same on one line, so that no text can pretend to be a row of its own."""
-    return " ".join(printable(text).split())
+    """What a person would see of it, on one line, so that no text can pretend to be a row of its own."""
+    return " ".join(printable(clean(text)).split())
 
 
 def _demand(observation: Observation, now: datetime) -> str:
     match observation.demand:
         case Unknown(reason=reason):
-            return f"demand: unknown ({reason})"
+            return f"demand: unknown ({_because(reason)})"
         case Known(value=demand, seen_at=seen_at):
             oldest = _figure(None if demand.oldest_pending is None else demand.oldest_pending.total_seconds())
             return (
@@ -97,7 +118,7 @@ def _demand(observation: Observation, now: datetime) -> str:
 def _account(observation: Observation, now: datetime) -> str:
     match observation.account:
         case Unknown(reason=reason):
-            return f"account: unknown ({reason})"
+            return f"account: unknown ({_because(reason)})"
         case Known(value=account, seen_at=seen_at):
             left = observation.runway()
             hours = "?" if left is None else f"{left.total_seconds() / 3600:.1f}"
@@ -105,15 +126,6 @@ def _account(observation: Observation, now: datetime) -> str:
                 f"account: credit_usd={account.credit_usd:.2f} burn_usd_per_hour={rate(observation.burn())} "
                 f"runway_hours={hours} age_s={_seconds(now - seen_at)}"
             )
-
-
-def _limits(mode: Mode, policy: Policy) -> str:
-    limits = policy.limits
-    return (
-        f"limits: mode={mode.value} max_boxes={limits.max_boxes} max_usd_per_hour={limits.max_usd_per_hour} "
-        f"max_usd_per_hour_per_box={limits.max_usd_per_hour_per_box} max_rents_per_run={limits.max_rents_per_run} "
-        f"max_destroys_per_run={limits.max_destroys_per_run}"
-    )
 
 
 def _box(box: Box, status: dict[int, str], now: datetime) -> str:
@@ -131,6 +143,11 @@ def _figure(value: float | None) -> str:
 
 def _seconds(duration: timedelta) -> int:
     return max(0, round(duration.total_seconds()))
+
+
+def _because(reason: str) -> str:
+    """An error may quote what a server said."""
+    return one_line(reason)[:200]
 
 
 def _cell(text: str) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, Final
 
 from fleet_agent.domain.values import Frozen
 
@@ -14,6 +14,22 @@ class Trigger(StrEnum):
     WAKE = "wake"
     EVENT = "event"
     MANUAL = "manual"
+
+
+HEARTBEAT: Final = timedelta(minutes=5)
+"""Business time between two scheduled runs: what the cron line in `prefect.yaml` says."""
+
+
+class Doorbell(StrEnum):
+    """The Prefect events that say "look at the inbox". They carry no truth: an event that is lost is rung again."""
+
+    URGENT = "fleet-agent.doorbell.urgent"
+    CHANGE = "fleet-agent.doorbell.change"
+
+
+def rung_at(fleet: str) -> str:
+    """The resource that a doorbell of this fleet is about, by which `prefect.yaml` tells fleets apart."""
+    return f"fleet-agent.fleet.{fleet}"
 
 
 class Priority(IntEnum):
@@ -65,7 +81,10 @@ def priority_of(kind: Kind, severity: str = "") -> Priority:
 
 
 class Event(Frozen):
-    """Something that happened, durable until a run consumes it."""
+    """Something that happened, durable until a run consumes it.
+
+    `tainted`: its text has words that a stranger was free to choose.
+    """
 
     id: int
     kind: Kind
@@ -75,3 +94,4 @@ class Event(Frozen):
     occurred_at: datetime
     text: str
     payload: dict[str, Any]
+    tainted: bool = False

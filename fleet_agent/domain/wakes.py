@@ -7,8 +7,9 @@ that asked for a look "in about five minutes" doubled its own runs; here such a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 
+from fleet_agent.domain.taint import Taint
 from fleet_agent.domain.values import Frozen
 
 HEARTBEAT_COVERS = (timedelta(seconds=240), timedelta(seconds=360))
@@ -23,6 +24,9 @@ class Wake(Frozen):
     wake_at: datetime
     reason: str
     asked_by: str
+    asked_by_run: int | None = None
+    """Of the agent; its words are that run's."""
+    taint: Taint | None = None
 
 
 class NewWake(Frozen):
@@ -38,6 +42,37 @@ class NoWake(Frozen):
     answer: str
 
 
+class CannotRead(Frozen):
+    """What was said is no time; `sentence` says what would be one."""
+
+    sentence: str
+
+
+def time_until(said: str, *, now: datetime) -> timedelta | CannotRead:
+    """How far away a person's `45` (minutes), `2026-03-17T14:00` or `14:00` (the next one, UTC) is."""
+    try:
+        return timedelta(minutes=float(said))
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return as_utc(datetime.fromisoformat(said)) - now
+    except ValueError:
+        pass
+    try:
+        at = datetime.combine(now.date(), time.fromisoformat(said), tzinfo=UTC)
+    except ValueError:
+        return CannotRead(sentence=f"{said!r} is neither minutes nor a time such as 14:00 or 2026-03-17T14:00 (UTC)")
+    return at - now if at > now else at + timedelta(days=1) - now
+
+
+def as_utc(at: datetime) -> datetime:
+    """A time without a zone is one of UTC: every time that anybody is shown is."""
+    try:
+        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except OverflowError:  # within a day of the first or the last time there is: either is out of any bound
+        return at.replace(tzinfo=UTC)
+
+
 def answer_request(after: timedelta, *, now: datetime, pending: Sequence[datetime]) -> NewWake | NoWake:
     """What to do with the request "look again `after` from now"; `pending` are the times of the pending wakes."""
     shortest, longest = HEARTBEAT_COVERS
@@ -50,7 +85,8 @@ def answer_request(after: timedelta, *, now: datetime, pending: Sequence[datetim
         return NoWake(answer=f"Nothing stored: a wake at {near[0]:%Y-%m-%d %H:%M:%S} UTC is already pending.")
     if len(pending) >= MOST_PENDING:
         return NoWake(answer=f"Nothing stored: {MOST_PENDING} wakes are pending, the most there may be.")
-    note = "" if clamped == after else f" (asked for {_minutes(after)}, allowed are 1 minute to 7 days)"
+    asked_for = _minutes(after) if after > timedelta() else "a time that is past"
+    note = "" if clamped == after else f" (asked for {asked_for}, allowed are 1 minute to 7 days)"
     return NewWake(wake_at=wake_at, answer=f"Wake set for {wake_at:%Y-%m-%d %H:%M:%S} UTC{note}.")
 
 

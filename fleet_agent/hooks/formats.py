@@ -5,12 +5,16 @@ Known is the webhook of Prometheus Alertmanager, version 4
 (https://prometheus.io/docs/alerting/latest/configuration/#webhook_config). It sends a whole group each time one of its
 alerts changes, and again every few hours, and each of a pair of Alertmanagers may send it; so an alert is one
 occurrence of (fingerprint, start, status), however often it is told. Any other JSON is one event.
+
+What an Alertmanager says in typed fields (names, labels, times) may stand in a prompt as it is. What people wrote for
+people in annotations, a label that is no plain word, and any other JSON are words of strangers: their event is tainted.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, cast
@@ -27,6 +31,14 @@ DEEPEST: Final = 64
 
 LONGEST_TEXT: Final = 400
 """Characters of an event's line; everything else is in its payload."""
+
+LONGEST_PLAIN: Final = 40
+MOST_PLAIN_WORDS: Final = 5
+MOST_PLAIN_LABELS: Final = 16
+"""Of labels that may stand in a prompt as they are: what is longer, or more, could be a message in pieces."""
+
+_WORD: Final = re.compile(r"[A-Z]?[a-z]{2,}|[A-Z]{2,}")
+"""In any way of joining them; two letters and more, so that hashes are no words."""
 
 EXPLAINING: Final = ("summary", "message", "description", "details")
 """Annotations in which an alert is explained; the first that there is."""
@@ -106,17 +118,26 @@ def _alert(source: str, alert: _Alert, raw: dict[str, Any]) -> Post:
     severity = labels.pop("severity", "")
     since = f"fires since {utc(alert.starts_at)}" if fires else f"is resolved (it fired since {utc(alert.starts_at)})"
     explained = next((alert.annotations[key] for key in EXPLAINING if alert.annotations.get(key)), "")
+    plain = all(map(_is_plain, (*alert.labels.keys(), *alert.labels.values())))
+    tainted = bool(explained) or not plain or len(alert.labels) > MOST_PLAIN_LABELS
     told = ", ".join(f"{key}={label}" for key, label in sorted({"severity": severity, **labels}.items()) if label)
     return Post(
         kind=Kind.ALERT_FIRING if fires else Kind.ALERT_RESOLVED,
         source=source,
         text=_line(f"{source}: {name} {since} [{told}] {explained}"),
         payload=raw,
+        tainted=tainted,
         severity=severity,
         occurrence_id=_digest(
             source, alert.fingerprint or _fingerprint(alert.labels), alert.starts_at.isoformat(), alert.status
         ),
     )
+
+
+def _is_plain(label: str) -> bool:
+    """A name, a number or an address, in which nobody can say much: a sentence has more words, however joined."""
+    fits = re.fullmatch(r"[\w.:/@%+-]*", label, re.ASCII) and len(label) <= LONGEST_PLAIN
+    return bool(fits) and len(_WORD.findall(label)) <= MOST_PLAIN_WORDS
 
 
 def _fingerprint(labels: Mapping[str, str]) -> str:
@@ -135,6 +156,7 @@ def _unknown(source: str, value: Any, idempotency_key: str | None) -> Post:
         source=source,
         text=_line(f"{source}: {': '.join(words) or json.dumps(value, ensure_ascii=False)}"),
         payload=body,
+        tainted=True,
         occurrence_id=idempotency_key and _digest(source, idempotency_key),
     )
 

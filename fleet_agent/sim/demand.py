@@ -85,6 +85,15 @@ class ProofQueue:
             failed_per_hour=_in_the_last_hour(self._failed, now),
         )
 
+    def arrive(self, proofs: int) -> None:
+        """So many proofs come in now, beside those of the script."""
+        now = self.clock.now()
+        self._pending.extend(Proof(now) for _ in range(proofs))
+
+    def fail(self, proofs: int) -> None:
+        """So many proofs are counted as failed now; that they are proved again is left out."""
+        self._failed.extend([self.clock.now()] * proofs)
+
     def _tick(self, since: datetime) -> None:
         """Who is at work when a tick begins works through it: what happens at its end may not have happened yet."""
         rates = {box.instance.id: box.proofs_per_hour for box in productive(self._market, since)}

@@ -1,17 +1,18 @@
 """The model's HTTP face: OpenAI chat completions, strict in what it takes, reactive in what it says.
 
-    request → read_request (or 400) → policy(prompt) → completion → an armed fault may spoil it → response
+    request → read_request (or 400) → policy(prompt) → completion → the gate → an armed fault may spoil it → response
 
 A reply is a function of the request, the policy and the seed alone, so that a repeated request gets the same reply and
-a run can be replayed. `GET /sim/requests` shows what was asked, `POST /sim/faults` arms a fault; both lie outside the
-paths of the real API.
+a run can be replayed. Outside the paths of the real API, `GET /sim/requests` shows what was asked, `POST /sim/faults`
+arms a fault and `DELETE /sim/faults/{name}` disarms it, `PUT /sim/gate` makes replies wait and `GET /sim/gate` says how
+many do.
 """
 
 import asyncio
 import hashlib
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from starlette.routing import Route
 from fleet_agent.sim.catalogue import seeded
 from fleet_agent.sim.chat import BadRequest, ChatRequest, message_tokens, read_request
 from fleet_agent.sim.clock import SimClock
+from fleet_agent.sim.gate import Gate
 from fleet_agent.sim.model_faults import FAULTS, ModelFaults, error
 from fleet_agent.sim.policies import POLICIES, Policy, Reply
 from fleet_agent.sim.prompt import read_prompt
@@ -62,6 +64,9 @@ def create_app(
             Route("/v1/models", face.models),
             Route("/sim/requests", face.requests),
             Route("/sim/faults", face.arm, methods=["POST"]),
+            Route("/sim/faults/{name}", face.disarm, methods=["DELETE"]),
+            Route("/sim/gate", face.waiting, methods=["GET"]),
+            Route("/sim/gate", face.let, methods=["PUT"]),
         ]
     )
 
@@ -82,6 +87,7 @@ class ModelFace:
         self._faults = faults
         self._api_key = api_key
         self._sleep = sleep
+        self._gate = Gate()
         self._asked: deque[Asked] = deque(maxlen=REQUESTS_KEPT)
         self._cached: list[dict[str, Any]] = []
 
@@ -98,6 +104,8 @@ class ModelFace:
             self._asked.append(Asked(body, refused=str(refusal), fault=None))
             return error(400, str(refusal), refusal.code)
         completion = self._completion(cast("dict[str, Any]", body), chat)
+        if not await _before_hanging_up(request, self._gate.go_through()):
+            return error(499, "the client hung up", "client_closed_request")
         armed = self._faults.take()
         self._asked.append(Asked(body, refused=None, fault=armed.name if armed else None))
         if armed is None:
@@ -123,6 +131,21 @@ class ModelFace:
         except (TypeError, ValueError) as refusal:
             return error(400, str(refusal), "invalid_request")
         return JSONResponse({"armed": True})
+
+    async def disarm(self, request: Request) -> Response:
+        self._faults.disarm(request.path_params["name"])
+        return JSONResponse({"armed": False})
+
+    async def waiting(self, _: Request) -> Response:
+        return JSONResponse({"waiting": self._gate.waiting})
+
+    async def let(self, request: Request) -> Response:
+        """Takes `{"pass": n}`: n replies pass, the next ones wait; with null all pass. 400 for anything else."""
+        try:
+            await self._gate.let((await request.json())["pass"])
+        except (KeyError, TypeError, ValueError) as refusal:
+            return error(400, str(refusal), "invalid_request")
+        return await self.waiting(request)
 
     def _refuses_key_of(self, request: Request) -> bool:
         return self._api_key is not None and request.headers.get("authorization") != f"Bearer {self._api_key}"
@@ -160,6 +183,15 @@ class ModelFace:
 
     def _seconds(self) -> int:
         return int(self._clock.now().timestamp())
+
+
+async def _before_hanging_up(request: Request, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work got done while the client waited for it; a client that was killed waits no more."""
+    done, gone = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+    for each in (done, gone):
+        each.cancel()
+    return done.done() and not done.cancelled()
 
 
 def _assistant_message(reply: Reply, digest: str) -> dict[str, Any]:

@@ -220,6 +220,22 @@ def partial_usage(completion: Completion, _: float) -> Response:
     return JSONResponse({**completion, "usage": usage})
 
 
+def cut_prompt(completion: Completion, _: float) -> Response:
+    """The prompt is longer than the window: the server keeps its end, here a quarter, and counts what it kept."""
+    usage = {**completion["usage"], "prompt_tokens": completion["usage"]["prompt_tokens"] // 4}
+    return JSONResponse({**completion, "usage": usage})
+
+
+def dropped_tools(completion: Completion, _: float) -> Response:
+    """The model was never shown the tools, and says in words what it would do with some."""
+
+    def spoil(choice: dict[str, Any]) -> None:
+        choice["message"] = {"role": "assistant", "content": "I would look at the boxes, if only I could."}
+        choice["finish_reason"] = "stop"
+
+    return _with(completion, spoil)
+
+
 def _with(completion: Completion, spoil: Callable[[dict[str, Any]], None]) -> Response:
     spoiled = deepcopy(completion)
     spoil(spoiled["choices"][0])
@@ -263,5 +279,7 @@ FAULTS: Mapping[str, Fault] = {
         many_calls,
         null_usage,
         partial_usage,
+        cut_prompt,
+        dropped_tools,
     )
 }

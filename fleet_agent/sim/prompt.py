@@ -1,6 +1,7 @@
 """What an operator model can read in a request: the observation, the human's words, and its own steps since.
 
-Only the last observation counts: what follows it are the steps taken on it, what comes before is history.
+Only the last observation counts: what follows it are the steps taken on it, what comes before is history. The limits
+stand before it, and once.
 The text is read as a model reads it, by its form alone: nothing here knows the code that wrote it.
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 from fleet_agent.sim.chat import Message
 
 OBSERVATION = re.compile(r"\[observation\]\n(.*?)\n\[/observation\]", re.DOTALL)
+LIMITS = re.compile(r"^limits: (mode=.*)$", re.MULTILINE)
 HUMAN = re.compile(r"\[human\]\n(.*?)\n\[/human\]", re.DOTALL)
 
 
@@ -90,7 +92,7 @@ def read_prompt(messages: tuple[Message, ...], tools: tuple[str, ...]) -> Prompt
     words = "\n".join(message.content for message in run if message.role == "user")
     blocks = OBSERVATION.findall(words)
     return Prompt(
-        observation=_observation(blocks[-1]) if blocks else None,
+        observation=_observation(blocks[-1], _limits(messages)) if blocks else None,
         human=tuple(text.strip() for text in HUMAN.findall(words)),
         steps=_steps(run),
         tools=tools,
@@ -102,13 +104,18 @@ def read_offers(listing: str) -> list[OfferRow]:
     return [offer for line in listing.splitlines() if (offer := _offer(line.split("|"))) is not None]
 
 
-def _observation(block: str) -> Observation:
+def _limits(messages: tuple[Message, ...]) -> Line:
+    found = LIMITS.search("\n".join(message.content for message in messages if message.role == "user"))
+    return _line(found and found[1])
+
+
+def _observation(block: str, limits: Line) -> Observation:
     lines = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and "|" not in line)
     rows = [line.split("|") for line in block.splitlines() if line.count("|") == 5]
     return Observation(
         demand=_line(lines.get("demand")),
         account=_line(lines.get("account")),
-        limits=_line(lines.get("limits")),
+        limits=limits,
         boxes=_line(lines.get("boxes")),
         rows=tuple(_box(cells) for cells in rows if cells[0] != "id"),
     )

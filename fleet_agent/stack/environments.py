@@ -36,6 +36,15 @@ class PrefectPlace:
         return f"{self.origin}/api"
 
 
+@dataclass(frozen=True)
+class RemotePrefect:
+    """A Prefect server that is not this tree's. An empty `auth_string` where it asks for none."""
+
+    api_url: str
+    prefect_home: Path
+    auth_string: str
+
+
 def of_simulators() -> dict[str, str]:
     return _inherited(ANY_PROGRAM)
 
@@ -80,28 +89,39 @@ def of_server(place: PrefectPlace, database_url: str) -> dict[str, str]:
     }
 
 
-def of_prefect_client(place: PrefectPlace | Runtime) -> dict[str, str]:
+def of_prefect_client(place: PrefectPlace | RemotePrefect | Runtime) -> dict[str, str]:
     """For whatever speaks with the tree's server through Prefect's own library."""
-    return {
-        **_of_prefect(place.prefect_home),
-        "PREFECT_API_URL": place.api_url,
-        "PREFECT_API_AUTH_STRING": place.auth_string,
-    }
+    auth = {"PREFECT_API_AUTH_STRING": place.auth_string} if place.auth_string else {}
+    return {**_of_prefect(place.prefect_home), "PREFECT_API_URL": place.api_url, **auth}
 
 
 def of_deploy(place: PrefectPlace) -> dict[str, str]:
     return _inherited(ANY_PROGRAM) | of_prefect_client(place)
 
 
-def of_worker(place: PrefectPlace, settings: Settings) -> dict[str, str]:
+def of_watch(place: PrefectPlace, settings: Settings) -> dict[str, str]:
+    """Where the database and Prefect are, and how a person is told. The model's key is none of its business."""
+    told = {variable("database_url"), variable("notify_urls")}
     return {
         **_inherited(ANY_PROGRAM + WHO_REACHES_OUT),
         **of_prefect_client(place),
-        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"])),
-        # Seconds between two looks for runs that are due: cheap on loopback, and somebody may wait for one.
-        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        "NO_PROXY": _no_proxy(),
+        **{name: text for name, text in settings.environment().items() if name in told},
+    }
+
+
+def of_worker(place: PrefectPlace | RemotePrefect | Runtime, settings: Settings) -> dict[str, str]:
+    return {
+        **_inherited(ANY_PROGRAM + WHO_REACHES_OUT),
+        **of_prefect_client(place),
+        "NO_PROXY": _no_proxy(),
+        # Seconds between two looks for runs that are due. The resident worker is woken by events and looks only in case
+        # one was lost; the other has nothing but its looks, which are cheap on loopback, and somebody may wait.
+        "PREFECT_WORKER_QUERY_SECONDS": "10" if settings.work_pool == "fleet-agent" else "1",
         # The shortest there is: how soon a run that was killed can be noticed.
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        # Each run has short-lived threads, and glibc gives each a heap of its own, whose free pages stay with it.
+        "MALLOC_ARENA_MAX": "2",
         **settings.environment(),
     }
 
@@ -113,6 +133,10 @@ def _of_prefect(home: Path) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PYTHONUNBUFFERED": "1",  # a log that is read after a crash must have the last line
     }
+
+
+def _no_proxy() -> str:
+    return ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"]))
 
 
 def _inherited(names: tuple[str, ...]) -> dict[str, str]:

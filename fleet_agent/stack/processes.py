@@ -1,7 +1,7 @@
 """Child processes that end when they should: one process group and one log file each.
 
-A child is started by `Process.start`, is ready when its own sign says so, and is ended by `stop`: asked first, killed
-when it does not end in time. `Guardian` ends the children of a parent that was killed.
+A child is started by `begin`, is ready when its own sign says so, and is ended by `stop`: asked first, killed when it
+does not end in time. `Guardian` ends the children of a parent that was killed.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Command:
 
     is_ready: asked again and again with the (real) time of the start; None for what is done when it has ended.
     may_take_to_end: from SIGTERM on.
+    begins_anew: its end with 0 is no death but the wish to be started again.
+    tries: how often it is started before it counts as one that cannot.
     """
 
     name: str
@@ -50,6 +52,32 @@ class Command:
     is_ready: Callable[[datetime], Awaitable[bool]] | None
     may_take_to_start: timedelta
     may_take_to_end: timedelta
+    begins_anew: bool = False
+    tries: int = 1
+
+
+async def begin(
+    command: Command,
+    log_dir: Path,
+    guardian: Guardian,
+    *,
+    begun: Callable[[Process], object],
+    tell: Callable[[str], object],
+) -> None:
+    """Start it and wait until it is ready, as often as it may be tried. Raises FleetAgentError for the last try.
+
+    begun: is told of each process before it is waited for, to end it whatever becomes of the waiting.
+    """
+    for tries_left in reversed(range(command.tries)):
+        process = await Process.start(command, log_dir, guardian)
+        begun(process)
+        try:
+            return await process.until_ready()
+        except FleetAgentError as error:
+            if not tries_left:
+                raise
+            tell(f"{error}; starting it once more")
+            await process.stop(hurry=asyncio.Event())
 
 
 class Process:
@@ -117,6 +145,10 @@ class Process:
                 await asyncio.sleep(0.05)
             os.killpg(self.pid, signal.SIGKILL)
         self._guardian.ended(self.pid)
+
+    @property
+    def wants_to_begin_anew(self) -> bool:
+        return self.command.begins_anew and self._process.returncode == 0
 
     def failure(self) -> FleetAgentError:
         """Why an ended process ended, as far as it said so: its last words."""

@@ -12,12 +12,15 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from fleet_agent.errors import FixSetup
 from fleet_agent.settings import simulated
+
+WATCH = "watch"
+"""The name of the process that rings: with it, what is posted is answered at once."""
 
 
 class Simulators(BaseModel):
@@ -49,6 +52,8 @@ class Runtime(BaseModel):
     ui_url: str
     hooks_bind: str
     """Where webhooks are taken in, as in the settings."""
+    work_pool: Literal["fleet-agent", "fleet-agent-process"]
+    """Whose worker the tree runs, as in the settings."""
     processes: dict[str, int]
     """Process number by name."""
     simulators: Simulators | None
@@ -66,6 +71,7 @@ class Runtime(BaseModel):
             "data_dir": self.data_dir,
             "database_url": SecretStr(self.database_url),
             "hooks_bind": self.hooks_bind,
+            "work_pool": self.work_pool,
         }
 
 

@@ -1,10 +1,11 @@
 """The process tree of `up` and `demo`: what starts after what, and how everything ends.
 
-    PostgreSQL ──┬── Prefect server ────────────────┬── deployments (once)
+    PostgreSQL ──┬── Prefect server ────────────────┬── deployments (once) ── watch
                  └── our schema, simulators, hooks ─┴── worker
 
 Every process has a group of its own, so that a Ctrl-C in the terminal reaches this process alone and the end is
-orderly: the worker first (it finishes the run at hand), then the server it reports to, then the database below both.
+orderly: the watch first, then the worker (it finishes the run at hand), then the server they report to, then the
+database below all.
 A process that dies is started again under `up` and ends a demo. Should this process itself be killed, a small one
 beside it (`orphans.py`) ends the rest. What a process may know is decided in `environments.py`.
 """
@@ -22,23 +23,25 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
 import psycopg
 from psycopg import sql
 
-from fleet_agent.clients.prefect_api import PrefectOrchestrator, open_client
-from fleet_agent.deploy import PROJECT_DIR, WORK_POOL
+from fleet_agent.clients.prefect_api import has_worker
+from fleet_agent.clients.prefect_rest import PrefectRest, open_client
+from fleet_agent.deploy import PROJECT_DIR
+from fleet_agent.domain.timeline import Timeline
 from fleet_agent.errors import FixSetup, FleetAgentError
 from fleet_agent.settings import Settings
 from fleet_agent.stack import environments
 from fleet_agent.stack.environments import PrefectPlace
-from fleet_agent.stack.processes import Command, Guardian, Process
-from fleet_agent.stack.runtime import Runtime, Simulators, only_tree, publish
+from fleet_agent.stack.processes import Command, Guardian, Process, begin
+from fleet_agent.stack.runtime import WATCH, Runtime, Simulators, only_tree, publish
 from fleet_agent.store import migrate
-from fleet_agent.store.database import Database, Timeline, open_database
+from fleet_agent.store.database import Database, open_database
 from fleet_agent.store.embedded import EmbeddedPostgres, ensure_running
 from fleet_agent.store.installation import found_installation, timeline
 from fleet_agent.wiring import FLEET_DATABASE
@@ -48,13 +51,15 @@ PYTHON_M = (sys.executable, "-m")
 PREFECT_DATABASE = "prefect"
 
 MAY_TAKE_TO_START = timedelta(seconds=90)
-"""Prefect's first start makes its tables: 6 s on two idle cores, several times that beside other work."""
+
+SERVER_MAY_TAKE_TO_START = timedelta(seconds=180)
+"""Prefect's first start makes its tables: 6 s on two idle cores, 100 s where ten others want them."""
 
 MAY_TAKE_TO_END = timedelta(seconds=10)
 """For a process that has nothing to finish."""
 
-MAY_TAKE_TO_FINISH_A_RUN = timedelta(seconds=260)
-"""For the worker: a run's own bound is 240 s of real time."""
+MAY_TAKE_TO_FINISH_A_RUN = timedelta(seconds=270)
+"""For the worker: it ends by itself the runs that have not finished within 260 s, and reports them."""
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before a dead process is started again: doubled each time, until one has lived longer than the longest."""
@@ -190,9 +195,7 @@ class _Tree:
         place = _prefect_place(self._plan)
         hooks_bind = _hooks_bind(self._plan)
         self._log_dir.mkdir(mode=0o700, exist_ok=True)
-        prefect = PrefectOrchestrator(
-            await self._ends.enter_async_context(open_client(place.api_url, place.auth_string))
-        )
+        prefect = PrefectRest(await self._ends.enter_async_context(open_client(place.api_url, place.auth_string)))
         fleet_url, prefect_url = await self._start_databases()
         self._ends.push_async_callback(asyncio.to_thread, _look_at_fleet, fleet_url, self._plan.last_look)
         runtime = Runtime(
@@ -204,6 +207,7 @@ class _Tree:
             auth_string=place.auth_string,
             ui_url=place.origin,
             hooks_bind=hooks_bind,
+            work_pool=self._plan.settings.work_pool,
             processes={},
             simulators=Simulators(vast_port=_free_port(), model_port=_free_port()) if simulation else None,
         )
@@ -215,8 +219,11 @@ class _Tree:
             if simulation and runtime.simulators:
                 starting.create_task(self._begin(_simulators(simulation, runtime.simulators, line)))
         async with asyncio.TaskGroup() as starting:
-            starting.create_task(self._begin(_deployment(place, line.speed)))
             starting.create_task(self._begin(_worker(place, settings, prefect)))
+            await self._begin(
+                _deployment(place, line.speed, settings.work_pool)
+            )  # before, the watch would ring for nobody
+            await self._begin(_watch(place, settings))
         return self._published(runtime)
 
     async def keep(self, runtime: Runtime) -> None:
@@ -283,9 +290,11 @@ class _Tree:
         began = time.monotonic()
         if command.name not in self._processes:
             self._ends.push_async_callback(self._end, command.name)
-        process = await Process.start(command, self._log_dir, self._guardian)
-        self._processes[command.name] = process
-        await process.until_ready()
+
+        def begun(process: Process) -> None:
+            self._processes[command.name] = process
+
+        await begin(command, self._log_dir, self._guardian, begun=begun, tell=self._tell)
         self._tell(f"{command.name} ready ({time.monotonic() - began:.1f} s)")
 
     async def _keep(self, name: str, runtime: Runtime) -> None:
@@ -293,6 +302,9 @@ class _Tree:
         while True:
             process, began = self._processes[name], time.monotonic()
             await process.until_ended()
+            if process.wants_to_begin_anew:
+                await self._begin_anew(process.command, runtime)
+                continue
             if self._plan.simulation:
                 raise process.failure()
             pause = SHORTEST_PAUSE if time.monotonic() - began > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
@@ -303,6 +315,16 @@ class _Tree:
                 self._published(runtime)
             except FleetAgentError as error:
                 self._tell(str(error))
+
+    async def _begin_anew(self, command: Command, runtime: Runtime) -> None:
+        """For what ended well, of its own accord: no death, in a demo neither. A failure to start is looked at next."""
+        self._tell(f"{command.name} begins anew")
+        await asyncio.sleep(SHORTEST_PAUSE)  # should it end well again and again
+        try:
+            await self._begin(command)
+            self._published(runtime)
+        except FleetAgentError as error:
+            self._tell(str(error))
 
     async def _end(self, name: str) -> None:
         if name in self._processes:
@@ -386,15 +408,16 @@ def _look_at_fleet(url: str, look: Callable[[Database], object]) -> None:
             database.close()
 
 
-def _server(place: PrefectPlace, database_url: str, prefect: PrefectOrchestrator) -> Command:
+def _server(place: PrefectPlace, database_url: str, prefect: PrefectRest) -> Command:
     return Command(
         name="Prefect server",
         arguments=(*PYTHON_M, "prefect", "server", "start", "--host", LOOPBACK, "--port", str(place.port)),
         environment=environments.of_server(place, database_url),
         folder=place.prefect_home,
         is_ready=lambda _: prefect.is_ready(),
-        may_take_to_start=MAY_TAKE_TO_START,
+        may_take_to_start=SERVER_MAY_TAKE_TO_START,
         may_take_to_end=MAY_TAKE_TO_END,
+        tries=3,  # on a busy machine it gives up a connection of its own while it makes its tables, and ends
     )
 
 
@@ -427,10 +450,10 @@ def _hooks(settings: Settings) -> Command:
     )
 
 
-def _deployment(place: PrefectPlace, speed: float) -> Command:
+def _deployment(place: PrefectPlace, speed: float, pool: str) -> Command:
     return Command(
         name="deployment",
-        arguments=(*PYTHON_M, "fleet_agent.deploy", "--speed", str(speed)),
+        arguments=(*PYTHON_M, "fleet_agent.deploy", "--speed", str(speed), "--pool", pool),
         environment=environments.of_deploy(place),
         folder=PROJECT_DIR,
         is_ready=None,
@@ -439,15 +462,28 @@ def _deployment(place: PrefectPlace, speed: float) -> Command:
     )
 
 
-def _worker(place: PrefectPlace, settings: Settings, prefect: PrefectOrchestrator) -> Command:
+def _watch(place: PrefectPlace, settings: Settings) -> Command:
+    return Command(
+        name=WATCH,
+        arguments=(*PYTHON_M, "fleet_agent.watch_process"),
+        environment=environments.of_watch(place, settings),
+        folder=PROJECT_DIR,
+        is_ready=_at_once,
+        may_take_to_start=MAY_TAKE_TO_START,
+        may_take_to_end=MAY_TAKE_TO_END,
+    )
+
+
+def _worker(place: PrefectPlace, settings: Settings, prefect: PrefectRest) -> Command:
     return Command(
         name="worker",
         arguments=(*PYTHON_M, "fleet_agent.worker"),
         environment=environments.of_worker(place, settings),
         folder=PROJECT_DIR,
-        is_ready=lambda started_at: prefect.has_worker(WORK_POOL, since=started_at),
+        is_ready=lambda started_at: has_worker(prefect, settings.work_pool, since=started_at),
         may_take_to_start=MAY_TAKE_TO_START,
         may_take_to_end=MAY_TAKE_TO_FINISH_A_RUN,
+        begins_anew=True,
     )
 
 
@@ -466,6 +502,11 @@ def _refuse_if_taken(host: str, port: int, setting: str) -> None:
         raise FixSetup(
             f"port {port} on {host} is in use", f"stop what uses it, or set {setting} to another port"
         ) from error
+
+
+async def _at_once(_: datetime) -> bool:
+    """For what nobody has to wait for: what is posted before it rings, it rings for when it has come up."""
+    return True
 
 
 async def _listens(host: str, port: int) -> bool:

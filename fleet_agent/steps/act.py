@@ -6,7 +6,7 @@ Every step is in the ledger before the next begins, so that a crash between any 
 came. The ruling was stored with the reply; here the price, and last thing before the call fence, mode and policy are
 read again. What is done is what was judged: the offer and the policy come with the ruling. A call whose answer is lost
 stays `unknown`, which keeps its reservation: the next look finds its label, or its grace ends. Nothing here repeats a
-call.
+call: an effect that an interrupted attempt of the run had begun is carried on only from before its `sent`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fleet_agent.domain.fleet import Label, Offer
 from fleet_agent.domain.ledger import ActionStatus, Ruled
 from fleet_agent.domain.money import show_rate
 from fleet_agent.domain.policy import Policy
-from fleet_agent.domain.rules import Decision
-from fleet_agent.domain.run import Run, Standing
+from fleet_agent.domain.rules import DRY_RUN, Decision, Ruling
+from fleet_agent.domain.run import Result, Run, Standing
 from fleet_agent.domain.show import gpu
 from fleet_agent.errors import AlreadyGone, ChooseAnother, FixSetup, FleetAgentError, StopRenting, TryLater
 from fleet_agent.ports import Market, Notifier, OfferQuery, Ports, RentOrder
@@ -31,13 +31,15 @@ SEND_BY = timedelta(seconds=20)
 from `sent`."""
 
 
-async def act(run: Run, ports: Ports, standing: Standing, effect: Effect, ruled: Ruled) -> str:
-    """Carry out `effect` as far as its ruling and the world allow; the sentence is what the model is told.
+async def act(run: Run, ports: Ports, standing: Standing, effect: Effect, ruled: Ruled) -> Result:
+    """Carry out `effect` as far as its ruling and the world allow.
 
     Raises RunSuperseded, and FixSetup after the outcome was recorded.
     """
+    if ruled.status in _BEGUN:
+        return _told(ruled.status, ruled.outcome)
     if ruled.ruling.decision is not Decision.ALLOW:
-        return f"Refused ({ruled.ruling.code}): {ruled.ruling.sentence}"
+        return _refused("Refused", ruled.ruling)
     match effect:
         case RentBox():
             assert ruled.offer is not None, "a rent is allowed only for an offer that was listed"
@@ -48,6 +50,30 @@ async def act(run: Run, ports: Ports, standing: Standing, effect: Effect, ruled:
             return await _send(run, ports, ruled, lambda: _tell(ports.notifier, text))
         case _:
             raise AssertionError(f"{effect.name} was allowed without a way to carry it out")
+
+
+_BEGUN = (ActionStatus.SENT, ActionStatus.UNKNOWN, ActionStatus.DONE, ActionStatus.FAILED, ActionStatus.EXPIRED)
+"""What an effect can only be after an interruption: the call may have been made."""
+
+
+def _told(status: ActionStatus, outcome: str) -> Result:
+    """What the model is told of an effect that is not carried out now."""
+    match status:
+        case ActionStatus.DONE:
+            return Result(sentence=outcome)
+        case ActionStatus.SENT | ActionStatus.UNKNOWN:
+            why = outcome or "the run was interrupted"
+            return Result(sentence=f"Unknown whether it happened ({why}). {_COUNTS}", failed=True)
+        case _:
+            return Result(sentence=f"Not done: {outcome}", failed=True)
+
+
+def _refused(word: str, ruling: Ruling) -> Result:
+    """A dry run goes as it should: what it does not do is no failure."""
+    return Result(sentence=f"{word} ({ruling.code}): {ruling.sentence}", failed=ruling.code != DRY_RUN)
+
+
+_COUNTS = "It counts until it is found or expires; wait for that."
 
 
 class Done(NamedTuple):
@@ -75,11 +101,11 @@ def outcome_of(error: FleetAgentError) -> ActionStatus:
             return ActionStatus.UNKNOWN
 
 
-async def _rent(run: Run, ports: Ports, standing: Standing, offer: Offer, ruled: Ruled) -> str:
+async def _rent(run: Run, ports: Ports, standing: Standing, offer: Offer, ruled: Ruled) -> Result:
     changed = await _offer_changed(ports, ruled.policy, offer)
     if changed is not None:
         await ports.journal.record_outcome(ruled.key, ActionStatus.FAILED, changed)
-        return f"Not done: {changed}"
+        return _told(ActionStatus.FAILED, changed)
     order = _order(standing, ruled, offer, send_by=ports.clock.elapsed() + SEND_BY)
     return await _send(run, ports, ruled, lambda: _order_box(ports.market, order, offer))
 
@@ -121,11 +147,11 @@ async def _tell(notifier: Notifier, text: str) -> Done:
     return Done(await notifier.notify(text))
 
 
-async def _send(run: Run, ports: Ports, ruled: Ruled, call: Callable[[], Awaitable[Done]]) -> str:
+async def _send(run: Run, ports: Ports, ruled: Ruled, call: Callable[[], Awaitable[Done]]) -> Result:
     """Commit `sent`, make the call, commit its outcome."""
     ruling = await ports.journal.mark_sent(run, ruled.key, send_by=SEND_BY)
     if ruling.decision is not Decision.ALLOW:
-        return f"Not sent ({ruling.code}): {ruling.sentence}"
+        return _refused("Not sent", ruling)
     try:
         done = await call()
     except FleetAgentError as error:
@@ -133,10 +159,6 @@ async def _send(run: Run, ports: Ports, ruled: Ruled, call: Callable[[], Awaitab
         await ports.journal.record_outcome(ruled.key, status, error.cause)
         if isinstance(error, FixSetup):
             raise
-        if status is ActionStatus.UNKNOWN:
-            return (
-                f"Unknown whether it happened ({error.cause}). It counts until it is found or expires; wait for that."
-            )
-        return f"Not done: {error}"
+        return _told(status, error.cause if status is ActionStatus.UNKNOWN else str(error))
     await ports.journal.record_outcome(ruled.key, ActionStatus.DONE, done.sentence, vast_id=done.vast_id)
-    return done.sentence
+    return Result(sentence=done.sentence)

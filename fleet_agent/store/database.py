@@ -16,10 +16,10 @@ import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, cast
 
+from psycopg import AsyncConnection, sql
 from psycopg.abc import Buffer
 from psycopg.errors import LockNotAvailable, QueryCanceled
 from psycopg.types.string import StrDumper
@@ -30,6 +30,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from sqlalchemy.orm import Session
 
+from fleet_agent.domain.timeline import Timeline
 from fleet_agent.errors import DatabaseUnreachable, DatabaseUnusable, FleetAgentError
 from fleet_agent.store.tables import SCHEMA_VERSION
 
@@ -73,6 +74,24 @@ class Database:
             tx.execute(select(func.pg_advisory_xact_lock(_FLEET_LOCKS, func.hashtext(fleet))))
             yield tx
 
+    async def listener(self) -> AsyncConnection:
+        """A connection for the event loop that hears `notify_bell` from now on. Raises psycopg's OperationalError."""
+        url = self._engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        connection = await AsyncConnection.connect(url, autocommit=True, **_DEADLINES)
+        try:
+            await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(BELL_CHANNEL)))
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    def check(self) -> None:
+        """Raises DatabaseUnreachable, and DatabaseUnusable where the schema is of another version than the program."""
+        with _typed_errors(self._engine.url), self._engine.connect() as connection:
+            problem = schema_problem(schema_version(connection))
+        if problem is not None:
+            raise problem
+
     def close(self) -> None:
         self._engine.dispose()
 
@@ -82,13 +101,13 @@ def open_database(url: str) -> Database:
 
     Raises DatabaseUnreachable, DatabaseUnusable (not PostgreSQL, too old, or a schema of another version).
     """
-    engine = connect(url)
-    with _typed_errors(engine.url), engine.connect() as connection:
-        problem = schema_problem(schema_version(connection))
-    if problem is not None:
-        engine.dispose()
-        raise problem
-    return Database(engine)
+    database = Database(connect(url))
+    try:
+        database.check()
+    except FleetAgentError:
+        database.close()
+        raise
+    return database
 
 
 def connect(url: str) -> Engine:
@@ -101,18 +120,7 @@ def connect(url: str) -> Engine:
         pool_pre_ping=True,
         json_serializer=_json,
         pool_timeout=CONNECT_TIMEOUT.total_seconds(),
-        connect_args={
-            "connect_timeout": int(CONNECT_TIMEOUT.total_seconds()),
-            # A server whose machine is gone closes no connection; over a socket file these say nothing.
-            "keepalives_idle": 5,
-            "keepalives_interval": 2,
-            "keepalives_count": 3,
-            "tcp_user_timeout": _milliseconds(SILENCE_TIMEOUT),
-            "options": (
-                f"-c lock_timeout={_milliseconds(LOCK_TIMEOUT)} "
-                f"-c statement_timeout={_milliseconds(STATEMENT_TIMEOUT)} -c timezone=UTC"
-            ),
-        },
+        connect_args=_DEADLINES,
     )
     listen(engine, "connect", _store_any_text)
     try:
@@ -129,6 +137,20 @@ def connect(url: str) -> Engine:
     except ProgrammingError as error:  # the driver does not know an option of the URL
         raise DatabaseUnusable(f"the database URL cannot be used: {error.orig}", _CHECK) from error
     return engine
+
+
+_DEADLINES: Final[dict[str, Any]] = {
+    "connect_timeout": int(CONNECT_TIMEOUT.total_seconds()),
+    # A server whose machine is gone closes no connection; over a socket file these say nothing.
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": round(SILENCE_TIMEOUT.total_seconds() * 1000),
+    "options": (
+        f"-c lock_timeout={round(LOCK_TIMEOUT.total_seconds() * 1000)} "
+        f"-c statement_timeout={round(STATEMENT_TIMEOUT.total_seconds() * 1000)} -c timezone=UTC"
+    ),
+}
 
 
 def server_problem(version: str, number: int) -> DatabaseUnusable | None:
@@ -176,25 +198,11 @@ def notify_bell(tx: Session, fleet: str) -> None:
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """How business time follows real time: the same line in every process, kept in `installation`."""
-
-    origin: datetime
-    started_at: datetime
-    speed: float
-
-    def business(self, real: datetime) -> datetime:
-        return self.origin + (real - self.started_at) * self.speed
-
-    def real(self, business: datetime) -> datetime:
-        return self.started_at + (business - self.origin) / self.speed
-
-
 class DatabaseClock:
     """The clock of the database, read once and carried on monotonically: no process has a time of its own.
 
-    `now()` is business time, `elapsed()` is real; neither jumps when somebody sets the machine's clock.
+    `now()` is business time, `elapsed()` is real; neither jumps when somebody sets the machine's clock. Who lives long
+    reads it again at times: a machine that slept, or whose clock was set, would keep two times for ever.
     """
 
     def __init__(self, timeline: Timeline, real_now: datetime, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -202,6 +210,10 @@ class DatabaseClock:
         self._real_at_start = real_now
         self._monotonic = monotonic
         self._start = monotonic()
+
+    def read_again(self, real_now: datetime) -> None:
+        self._real_at_start = real_now
+        self._start = self._monotonic()
 
     def now(self) -> datetime:
         since = timedelta(seconds=self._monotonic() - self._start)
@@ -300,7 +312,3 @@ def _typed(error: Exception, url: URL) -> FleetAgentError:
 
 _WAIT: Final = "the next run tries again; if it lasts, look for a long transaction in pg_stat_activity"
 _CHECK: Final = "check the database URL"
-
-
-def _milliseconds(duration: timedelta) -> int:
-    return round(duration.total_seconds() * 1000)

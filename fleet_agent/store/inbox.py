@@ -38,6 +38,7 @@ class Post(Frozen):
     dedupe_key: names a state; while an event with the same key waits, this one only counts it up.
     occurrence_id: names this one occurrence; posted again within OCCURRENCES_KEPT it changes nothing. Not both.
     severity: what the sender says of an alert, see `domain.triggers`.
+    tainted: the text has words that a stranger was free to choose, see `domain.taint`.
     """
 
     kind: Kind
@@ -45,6 +46,7 @@ class Post(Frozen):
     text: str = ""
     payload: dict[str, Any] = Field(default={})
     severity: str = ""
+    tainted: bool = False
     dedupe_key: str | None = None
     occurrence_id: str | None = None
 
@@ -99,6 +101,7 @@ def _insertion(fleet: str, event: Post, now: datetime) -> Insert:
         received_at=now,
         text=text,
         payload=payload,
+        tainted=event.tainted,
     )
     if event.occurrence_id is not None:
         return new.on_conflict_do_nothing(index_elements=["fleet", "occurrence_id"])
@@ -110,6 +113,7 @@ def _insertion(fleet: str, event: Post, now: datetime) -> Insert:
                 "count": col(Inbox.count) + 1,
                 "text": new.excluded.text,
                 "payload": new.excluded.payload,
+                "tainted": new.excluded.tainted,
                 "priority": func.least(Inbox.priority, new.excluded.priority),
             },
         )

@@ -13,7 +13,8 @@ from datetime import datetime
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from fleet_agent.store.database import Database, DatabaseClock, Timeline, real_now
+from fleet_agent.domain.timeline import Timeline
+from fleet_agent.store.database import Database, DatabaseClock, real_now
 from fleet_agent.store.tables import Installation
 
 NAME_LENGTH = 6

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
@@ -14,7 +14,23 @@ from fleet_agent.domain.fleet import Box, Inventory
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled, Unsettled
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.rules import Ruling
-from fleet_agent.domain.run import Claimed, Closed, Closing, Message, NothingToDo, Run, RunRequest, Standing, Usage
+from fleet_agent.domain.run import (
+    Claimed,
+    Closed,
+    Closing,
+    Meanwhile,
+    Message,
+    ModelRequest,
+    NothingToDo,
+    Progress,
+    Result,
+    Run,
+    RunRecord,
+    RunRequest,
+    Standing,
+    Usage,
+)
+from fleet_agent.domain.spending import Booking
 from fleet_agent.errors import RunSuperseded
 from fleet_agent.ports import Clock
 from fleet_agent.store import conversation, ledger, reading, runs, sightings
@@ -37,14 +53,22 @@ class PostgresJournal:
         assert request.fleet == self._fleet, "the lock is that of the journal's own fleet"
         return await self._exclusive(lambda tx: runs.open_run(tx, request, now=self._clock.now()))
 
+    async def recall(self, run: Run) -> Progress:
+        return await self._plain(lambda tx: runs.recall(tx, run))
+
     async def stay_alive(self, run: Run) -> None:
         await self._noticing(run, self._plain(lambda tx: runs.renew(tx, run)))
 
-    async def about_to_ask(self, run: Run, body: Mapping[str, Any]) -> None:
-        await self._noticing(run, self._plain(lambda tx: runs.about_to_ask(tx, run, body)))
+    async def about_to_ask(self, run: Run, request: ModelRequest) -> Booking:
+        return await self._noticing(
+            run, self._plain(lambda tx: runs.about_to_ask(tx, run, request, now=self._clock.now()))
+        )
 
     async def standing(self, run: Run) -> Standing:
-        return await self._plain(lambda tx: reading.standing(tx, run.fleet, epoch=run.epoch))
+        return await self._plain(lambda tx: reading.standing(tx, run.fleet, epoch=run.epoch, now=self._clock.now()))
+
+    async def record_of(self, run: Run, run_id: int) -> RunRecord | None:
+        return await self._plain(lambda tx: conversation.record_of(tx, run, run_id))
 
     async def record_sighting(self, run: Run, inventory: Inventory) -> tuple[Box, ...]:
         def sight(tx: Session) -> tuple[Box, ...]:
@@ -65,19 +89,21 @@ class PostgresJournal:
     async def collect(self, run: Run, *, turn: int) -> Claimed:
         return await self._fenced(run, lambda tx: runs.collect(tx, run, turn=turn, now=self._clock.now()))
 
-    async def record(self, run: Run, messages: Sequence[Message], *, usage: Usage | None = None) -> None:
-        def log(tx: Session) -> None:
-            conversation.append(tx, run, messages, now=self._clock.now())
-            if usage is not None:
-                runs.spend(tx, run, usage)
+    async def meanwhile(self, run: Run, *, turn: int) -> Meanwhile:
+        return await self._fenced(run, lambda tx: runs.meanwhile(tx, run, turn=turn, now=self._clock.now()))
 
-        await self._plain(log)
+    async def record(self, run: Run, message: Message) -> None:
+        await self._noticing(run, self._plain(lambda tx: runs.record(tx, run, message, now=self._clock.now())))
+
+    async def spend(self, run: Run, booking: Booking, usage: Usage | None) -> None:
+        await self._plain(lambda tx: runs.spend(tx, run, booking, usage))
 
     async def record_reply(
         self,
         run: Run,
         reply: Message,
         *,
+        booking: Booking,
         usage: Usage,
         effects: Sequence[tuple[str, Effect]],
         observation: Observation,
@@ -89,6 +115,7 @@ class PostgresJournal:
                 tx,
                 run,
                 reply,
+                booking=booking,
                 usage=usage,
                 effects=effects,
                 observation=observation,
@@ -105,17 +132,20 @@ class PostgresJournal:
             lambda tx: ledger.record_outcome(tx, key, status, outcome, vast_id=vast_id, now=self._clock.now())
         )
 
-    async def write(self, run: Run, tool: Tool) -> str:
-        return await self._fenced(run, lambda tx: runs.write(tx, run, tool, now=self._clock.now()))
+    async def write(self, run: Run, tool: Tool, *, answer: Message | None = None) -> Result:
+        return await self._fenced(run, lambda tx: runs.write(tx, run, tool, answer=answer, now=self._clock.now()))
 
     async def close_or_go_on(self, run: Run, closing: Closing, *, may_go_on: bool) -> Closed | Claimed:
         return await self._fenced(
             run, lambda tx: runs.close_or_go_on(tx, run, closing, may_go_on=may_go_on, now=self._clock.now())
         )
 
-    async def fail_run(self, run: Run, *, exit_reason: str, summary: str) -> None:
+    async def fail_run(self, run: Run, *, exit_reason: str, summary: str, reason: str = "", tell: bool = False) -> None:
+        now = self._clock.now()
         await self._exclusive(
-            lambda tx: runs.fail_run(tx, run, exit_reason=exit_reason, summary=summary, now=self._clock.now())
+            lambda tx: runs.fail_run(
+                tx, run, exit_reason=exit_reason, summary=summary, reason=reason, tell=tell, now=now
+            )
         )
 
     async def _fenced(self, run: Run, work: Callable[[Session], Answer]) -> Answer:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
@@ -20,10 +21,11 @@ from sqlmodel import and_, col, or_, select
 
 from fleet_agent.domain.actions import DestroyBox, Effect, RentBox
 from fleet_agent.domain.fleet import Box, Label, Offer, Stage
-from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled, Unsettled
+from fleet_agent.domain.ledger import ActionStatus, Deed, Listing, Ruled, Unsettled
 from fleet_agent.domain.observation import Observation
-from fleet_agent.domain.rules import Decision, Mode, Ruling, Situation, judge
-from fleet_agent.domain.run import Run
+from fleet_agent.domain.policy import Policy
+from fleet_agent.domain.rules import DRY_RUN, Decision, Mode, Ruling, Situation, judge
+from fleet_agent.domain.run import Approval, Run
 from fleet_agent.store import session, tables
 from fleet_agent.store.database import real_now
 from fleet_agent.store.installation import installation
@@ -61,9 +63,6 @@ _IN_FLIGHT: Final = or_(
     and_(col(Action.status).in_((ActionStatus.SENT, ActionStatus.UNKNOWN)), _WITHOUT_A_BOX),
 )
 """Rents whose end nobody has seen, laid beside the boxes they may have made."""
-
-DRY_RUN: Final = "dry_run"
-"""The code of what was allowed and is not sent because nothing is."""
 
 _ABOUT_BOXES: Final = (RentBox.name, DestroyBox.name)
 """What a pause or another policy stops at the last moment; a person may be told things all the same."""
@@ -109,8 +108,20 @@ def judge_and_store(
             row.reserved_usd_per_hour = offer.usd_per_hour
         tx.add(row)
         tx.flush()
-        ruled.append(Ruled(key=key, call_id=call_id, ruling=ruling, policy=situation.policy, offer=offer))
+        ruled.append(_ruled(row, situation.policy))
     return tuple(ruled)
+
+
+def _ruled(row: Action, policy: Policy) -> Ruled:
+    return Ruled(
+        key=row.key,
+        call_id=row.call_id or "",
+        ruling=Ruling(decision=Decision(row.ruling), code=row.code, sentence=row.sentence),
+        policy=policy,
+        offer=None if row.offer is None else Offer.model_validate(row.offer),
+        status=ActionStatus(row.status),
+        outcome=row.outcome,
+    )
 
 
 def _situation(tx: Session, run: Run, observation: Observation, listing: Listing) -> Situation:
@@ -422,12 +433,68 @@ def unsettled(tx: Session, fleet: str) -> tuple[Unsettled, ...]:
     )
 
 
-def has_effect(tx: Session, run: Run) -> bool:
+def has_effect(tx: Session, fleet: str, run_id: int) -> bool:
     """Did this run change, or perhaps change, the world?"""
     happened = select(Action.id).where(
-        Action.fleet == run.fleet, Action.run_id == run.run_id, col(Action.status).in_(_HAPPENED)
+        Action.fleet == fleet, Action.run_id == run_id, col(Action.status).in_(_HAPPENED)
     )
     return tx.execute(select(happened.exists())).scalar_one()
+
+
+def effects_of(tx: Session, run: Run, calls: Collection[str]) -> tuple[Ruled, ...]:
+    """The effects that these calls of the run asked for, as far as they have come.
+
+    The policy that judged them is not kept, but its version is: where it is no longer in force, `mark_sent` refuses
+    what was not sent yet.
+    """
+    rows = tx.scalars(
+        select(Action)
+        .where(Action.fleet == run.fleet, Action.run_id == run.run_id, col(Action.call_id).in_(calls))
+        .order_by(col(Action.id))
+    )
+    policy = session.policy(tx, run.fleet)
+    return tuple(_ruled(row, policy) for row in rows)
+
+
+def open_approvals(tx: Session, fleet: str) -> tuple[Approval, ...]:
+    """What waits for a person's word, oldest first."""
+    rows = tx.scalars(
+        select(Action)
+        .where(Action.fleet == fleet, Action.status == ActionStatus.AWAITING_APPROVAL)
+        .order_by(col(Action.id))
+    )
+    return tuple(
+        Approval(key=row.key, tool=row.tool, arguments=row.arguments, sentence=row.sentence, asked_at=row.created_at)
+        for row in rows
+    )
+
+
+def deeds(tx: Session, fleet: str, run_ids: Collection[int]) -> Mapping[int, Sequence[Deed]]:
+    """What these runs did, or perhaps did, in order."""
+    rows = tx.scalars(
+        select(Action)
+        .where(Action.fleet == fleet, col(Action.run_id).in_(run_ids), col(Action.sent_at).is_not(None))
+        .order_by(col(Action.id))
+    )
+    done: dict[int, list[Deed]] = {}
+    for row in rows:
+        deed = Deed(tool=row.tool, key=row.key, status=ActionStatus(row.status), outcome=row.outcome)
+        done.setdefault(row.run_id or 0, []).append(deed)
+    return done
+
+
+def done_by(tx: Session, fleet: str, epoch: int, *, first: int, last: int | None = None) -> Counter[tuple[int, str]]:
+    """How often runs of this epoch from `first` to `last` did what: (run id, tool) → times."""
+    of_them = and_(Action.fleet == fleet, col(Action.run_id) >= first, Action.status == ActionStatus.DONE)
+    if last is not None:
+        of_them = and_(of_them, col(Action.run_id) <= last)
+    rows = tx.execute(
+        select(Action.run_id, Action.tool, func.count())
+        .join(tables.Run, and_(tables.Run.fleet == Action.fleet, tables.Run.run_id == Action.run_id))
+        .where(of_them, tables.Run.epoch == epoch)
+        .group_by(col(Action.run_id), Action.tool)
+    )
+    return Counter({(run_id, tool): times for run_id, tool, times in rows})
 
 
 def _action(tx: Session, key: str) -> Action:

@@ -44,7 +44,7 @@ class PostgresTurns:
 
         def hold(tx: Session) -> None:
             row = self._locked(tx, endpoint)
-            _keep(row, _given(row).held_until(_now(tx) + pause))
+            _keep(row, _given(row).held_for(pause, _now(tx)))
 
         await in_thread(self._database.transaction(), hold)
 
@@ -54,6 +54,7 @@ class PostgresTurns:
             "endpoint": endpoint,
             "free_at": TurnsGiven().free_at,
             "counted": [],
+            "written_at": TurnsGiven().written_at,
         }
         tx.execute(insert(AccountPace).values(none_yet).on_conflict_do_nothing())
         return tx.get_one(AccountPace, (self._account, endpoint), with_for_update=True)
@@ -68,8 +69,8 @@ def _now(tx: Session) -> datetime:
 
 
 def _given(row: AccountPace) -> TurnsGiven:
-    return TurnsGiven(free_at=row.free_at, counted=tuple(row.counted))
+    return TurnsGiven(free_at=row.free_at, counted=tuple(row.counted), written_at=row.written_at)
 
 
 def _keep(row: AccountPace, given: TurnsGiven) -> None:
-    row.free_at, row.counted = given.free_at, list(given.counted)
+    row.free_at, row.counted, row.written_at = given.free_at, list(given.counted), given.written_at

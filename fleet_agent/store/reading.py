@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import datetime
+from collections.abc import Collection, Iterable
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy.orm import Session
 from sqlmodel import SQLModel, col, func, select
 
 from fleet_agent.domain.fleet import Stage
+from fleet_agent.domain.health import FleetHealth, PendingWake
 from fleet_agent.domain.money import UsdPerHour, total
 from fleet_agent.domain.rules import Mode
 from fleet_agent.domain.run import Standing
-from fleet_agent.store import conversation, ledger, session, tables
-from fleet_agent.store.claims import something_urgent_waits
-from fleet_agent.store.installation import installation
-from fleet_agent.store.tables import WAITS
+from fleet_agent.store import claims, conversation, ledger, model_servers, notices, session, spending, tables
+from fleet_agent.store.database import real_now
+from fleet_agent.store.installation import installation, timeline_of
+from fleet_agent.store.tables import WAITS, RunStatus, WakeStatus
 from fleet_agent.store.wakes import pending
 
 
-def standing(tx: Session, fleet: str, *, epoch: int) -> Standing:
+def standing(tx: Session, fleet: str, *, epoch: int, now: datetime) -> Standing:
     """What is pinned into a prompt of this epoch."""
     state = session.find(tx, fleet)
+    compaction, past_runs = conversation.compacted(tx, fleet, epoch)
+    words, words_in_all = conversation.words(tx, fleet, epoch)
     return Standing(
         installation=installation(tx).name,
         fleet=fleet,
         mode=Mode(state.mode),
         policy=session.policy(tx, fleet),
         objective=state.objective,
-        notes=state.notes,
+        read_at=now,
+        notes=session.notes(tx, fleet),
+        approvals=ledger.open_approvals(tx, fleet),
         wakes=pending(tx, fleet),
-        past_runs=conversation.past_runs(tx, fleet, epoch),
-        last_digest=state.last_digest,
+        words=words,
+        words_in_all=words_in_all,
+        compaction=compaction,
+        past_runs=past_runs,
+        last_bands=state.last_bands,
         last_review_at=state.last_review_at,
     )
+
+
+def standing_now(tx: Session, fleet: str) -> Standing:
+    """The same for a run that would begin now."""
+    now = timeline_of(installation(tx)).business(real_now(tx))
+    return standing(tx, fleet, epoch=session.find(tx, fleet).epoch, now=now)
 
 
 def fleets(tx: Session) -> list[str]:
@@ -49,9 +63,19 @@ def runs(tx: Session, fleet: str, *, last: int) -> list[dict[str, Any]]:
         select(tables.Run).where(tables.Run.fleet == fleet).order_by(col(tables.Run.run_id).desc()).limit(last)
     )
     return [
-        _row(row) | {"seconds": row.closed_at and (row.closed_at - row.opened_at).total_seconds() / speed}
+        _row(row)
+        | {
+            "seconds": row.closed_at and (row.closed_at - row.opened_at).total_seconds() / speed,
+            "tainted": row.tainted_until is not None,
+        }
         for row in rows
     ]
+
+
+def usage(tx: Session, fleet: str, *, last: int) -> list[dict[str, Any]]:
+    """What the models have used, by hour and model, the newest hours first."""
+    of_fleet = select(tables.Usage).where(tables.Usage.fleet == fleet)
+    return _rows(tx.scalars(of_fleet.order_by(col(tables.Usage.hour).desc(), col(tables.Usage.model)).limit(last)))
 
 
 def request(tx: Session, fleet: str, run_id: int) -> dict[str, Any] | None:
@@ -92,6 +116,17 @@ def wakes(tx: Session, fleet: str, *, last: int) -> list[dict[str, Any]]:
     )
 
 
+def inbox(tx: Session, fleet: str, *, last: int) -> list[dict[str, Any]]:
+    """The newest of what no run has consumed: it waits, a run has it in hand, or it is quarantined. Newest first."""
+    rows = tx.scalars(
+        select(tables.Inbox)
+        .where(tables.Inbox.fleet == fleet, col(tables.Inbox.consumed_by_run).is_(None))
+        .order_by(col(tables.Inbox.id).desc())
+        .limit(last)
+    )
+    return [_row(row) | {"state": claims.state_of(row).value} for row in rows]
+
+
 def status(tx: Session, fleet: str, *, now: datetime) -> dict[str, Any]:
     """The fleet at a glance."""
     state = session.find(tx, fleet)
@@ -99,6 +134,8 @@ def status(tx: Session, fleet: str, *, now: datetime) -> dict[str, Any]:
     count, rate = ledger.in_flight(tx, fleet)
     coming = pending(tx, fleet)
     newest = runs(tx, fleet, last=1)
+    of_day = spending.of_the_day(tx, fleet, now=now)
+    untold_notices, newest_notice = notices.summary(tx, fleet)
     return {
         "installation": installation(tx).name,
         **_row(state),
@@ -109,11 +146,7 @@ def status(tx: Session, fleet: str, *, now: datetime) -> dict[str, Any]:
         "waiting_events": tx.execute(
             select(func.count()).select_from(tables.Inbox).where(tables.Inbox.fleet == fleet, WAITS)
         ).scalar_one(),
-        "quarantined": tx.execute(
-            select(func.count())
-            .select_from(tables.Inbox)
-            .where(tables.Inbox.fleet == fleet, col(tables.Inbox.quarantined_at).is_not(None))
-        ).scalar_one(),
+        "quarantined": _quarantined(tx, fleet),
         "questions": list(
             tx.scalars(
                 select(tables.Question.text)
@@ -121,11 +154,68 @@ def status(tx: Session, fleet: str, *, now: datetime) -> dict[str, Any]:
                 .order_by(col(tables.Question.asked_at), col(tables.Question.vast_id))
             )
         ),
-        "something_urgent_waits": something_urgent_waits(tx, fleet, now=now),
+        "untold_notices": untold_notices,
+        "newest_notice": newest_notice,
+        "models": model_servers.shown(tx),
+        "model_calls_of_day": of_day.calls,
+        "model_tokens_of_day": of_day.tokens,
+        "model_usd_of_day": of_day.usd,
+        "something_urgent_waits": claims.something_urgent_waits(tx, fleet, now=now),
         "pending_wakes": len(coming),
         "next_wake_at": coming[0].wake_at if coming else None,
         "last_run": newest[0] if newest else None,
     }
+
+
+def health(tx: Session, fleet: str) -> FleetHealth:
+    """What the doctor judges by."""
+    ended = select(tables.Run).where(tables.Run.fleet == fleet, tables.Run.status != RunStatus.OPEN)
+    newest = tx.scalars(ended.order_by(col(tables.Run.run_id).desc()).limit(1)).first()
+    last_closed_at = tx.execute(
+        select(func.max(tables.Run.closed_at)).where(tables.Run.fleet == fleet, tables.Run.status == RunStatus.CLOSED)
+    ).scalar_one()
+    wakes = tx.scalars(
+        select(tables.Wake)
+        .where(
+            tables.Wake.fleet == fleet,
+            tables.Wake.status == WakeStatus.PENDING,
+            col(tables.Wake.claimed_by_run).is_(None),
+        )
+        .order_by(col(tables.Wake.wake_at), col(tables.Wake.id))
+    )
+    untold = notices.untold(tx, fleet)
+    return FleetHealth(
+        last_closed_at=last_closed_at,
+        newest_run=""
+        if newest is None or newest.status == RunStatus.CLOSED
+        else f"#{newest.run_id} {newest.status}, {newest.exit_reason}".rstrip(", "),
+        wakes=tuple(
+            PendingWake(id=wake.id, wake_at=wake.wake_at, asked_at=wake.asked_at, flow_run_id=wake.flow_run_id)
+            for wake in wakes
+        ),
+        untold=len(untold),
+        oldest_untold_at=untold[0].at if untold else None,
+        quarantined=_quarantined(tx, fleet),
+    )
+
+
+def silences(tx: Session, flow_run_ids: Collection[str]) -> dict[str, timedelta]:
+    """Real time since the run behind each flow run last gave a sign of life; of those that a run was opened for."""
+    silent_for = func.clock_timestamp() - func.max(tables.Run.seen_at)
+    rows = tx.execute(
+        select(tables.Run.flow_run_id, silent_for)
+        .where(col(tables.Run.flow_run_id).in_(flow_run_ids))
+        .group_by(col(tables.Run.flow_run_id))
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+def _quarantined(tx: Session, fleet: str) -> int:
+    return tx.execute(
+        select(func.count())
+        .select_from(tables.Inbox)
+        .where(tables.Inbox.fleet == fleet, col(tables.Inbox.quarantined_at).is_not(None))
+    ).scalar_one()
 
 
 def _rows(rows: Iterable[SQLModel]) -> list[dict[str, Any]]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from pydantic import ValidationError
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from sqlmodel import select
 
 from fleet_agent.domain.policy import Policy
+from fleet_agent.domain.run import Notes, Run
 from fleet_agent.errors import PolicyInvalid
+from fleet_agent.store import taints
 from fleet_agent.store.tables import SessionState
 
 
@@ -50,5 +54,23 @@ def launch_image(tx: Session, fleet: str) -> str:
     return find(tx, fleet).policy.get("launch", {}).get("image", "")
 
 
-def set_notes(tx: Session, fleet: str, text: str) -> None:
-    state(tx, fleet).notes = text
+def most_runs_an_hour(tx: Session, fleet: str) -> int:
+    """The bound of the alarm, or its default: a policy that cannot be read must not keep a run from opening."""
+    try:
+        return policy(tx, fleet).run.max_opened_per_hour
+    except PolicyInvalid:
+        return Policy().run.max_opened_per_hour
+
+
+def notes(tx: Session, fleet: str) -> Notes:
+    """The agent's own, whatever their age."""
+    row = find(tx, fleet)
+    if row.notes_by_run is None:
+        return Notes()
+    taint = taints.of_runs(tx, fleet, [row.notes_by_run]).get(row.notes_by_run)
+    return Notes(text=row.notes, by_run=row.notes_by_run, set_at=row.notes_at, taint=taint)
+
+
+def set_notes(tx: Session, run: Run, text: str, *, now: datetime) -> None:
+    row = state(tx, run.fleet)
+    row.notes, row.notes_by_run, row.notes_at = text, run.run_id, now

@@ -49,6 +49,7 @@ def reset_session(tx: Session, fleet: str, *, who: str, now: datetime) -> int:
     """Begin a new conversation and return its epoch. Nothing else ends: counter, wakes, policy and notes stay."""
     row = session.state(tx, fleet)
     row.epoch += 1
+    row.compaction = {}
     audit.note(tx, fleet, who=who, what="session", text=f"reset to epoch {row.epoch}", now=now)
     return row.epoch
 

@@ -3,7 +3,7 @@
 Three habits hold everywhere. Money is NUMERIC(12, 6) with the unit in the name. Times are business time, except those
 marked *real*: these come from the database's own clock, because a silent run and a lost answer are waited for in real
 time, whatever speed business runs at. And what must never be is forbidden here, not only in code: two open runs of a
-fleet, two runs of one attempt, two waiting events of one dedupe key, two rows for one box.
+fleet, two runs of one attempt, two results of one call, two waiting events of one dedupe key, two rows for one box.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, CheckConstraint, DateTime, ForeignKeyConstraint, Identity, Index, Numeric
+from sqlalchemy import BigInteger, CheckConstraint, DateTime, Float, ForeignKeyConstraint, Identity, Index, Numeric
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy import text as sql
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB
@@ -40,10 +40,27 @@ class RunStatus(StrEnum):
     SUPERSEDED = "superseded"  # noticed itself that the fence was gone
 
 
+class LeftOut(StrEnum):
+    """Why later prompts say nothing of a run that has ended."""
+
+    QUIET = "the model was not asked"
+    NO_OP = "it changed nothing"
+    NOTHING_DONE = "it did not finish and did nothing"
+
+
 class WakeStatus(StrEnum):
     PENDING = "pending"
     PROCESSED = "processed"
     CANCELLED = "cancelled"
+
+
+class InboxState(StrEnum):
+    """What has become of an inbox event, as its columns say it; none of them is stored."""
+
+    WAITING = "waiting"
+    CLAIMED = "claimed"
+    CONSUMED = "consumed"
+    QUARANTINED = "quarantined"
 
 
 class Purpose(StrEnum):
@@ -111,6 +128,62 @@ class AccountPace(SQLModel, table=True):
     endpoint: str = Field(primary_key=True)
     free_at: datetime = Field(sa_type=TIME)
     counted: list[datetime] = Field(sa_type=ARRAY(TIME))  # the turns that a budget counts
+    written_at: datetime = Field(sa_type=TIME)
+
+
+class ModelServer(SQLModel, table=True):
+    """What is known of one model on one server, whichever fleet asks it. Written by `model_servers`; all times real."""
+
+    __tablename__: ClassVar[str] = "model_server"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    server: str = Field(primary_key=True)  # its bare address
+    model: str = Field(primary_key=True)
+    rank: int | None = None  # its place in the list of the settings, None where it is on it no more
+
+    # calibration: reported by estimated tokens of the newest prompts
+    ratios: list[float] = Field(default_factory=list, sa_type=ARRAY(Float))
+    refused_ratio: float = 0.0
+    truncates_since: datetime | None = Field(default=None, sa_type=TIME)
+    exceeded_at: datetime | None = Field(default=None, sa_type=TIME)
+
+    # health
+    answered_at: datetime | None = Field(default=None, sa_type=TIME)
+    failures: int = 0  # in a row
+    failing_since: datetime | None = Field(default=None, sa_type=TIME)
+    trouble: str = ""
+    needs_a_person: bool = False
+    asked_again_at: datetime | None = Field(default=None, sa_type=TIME)  # left alone until then
+
+    # the newest self-test
+    tested_at: datetime | None = Field(default=None, sa_type=TIME)
+    test: str = ""
+    test_passed: bool | None = None
+
+
+class Usage(SQLModel, table=True):
+    """What the models have used, by the hour (business time). Written by `spending`.
+
+    A request is in it from before it is sent, with the most that it may cost; its answer puts that right.
+    """
+
+    __table_args__ = (_of_known_fleet(),)
+
+    fleet: str = Field(primary_key=True)
+    hour: datetime = Field(sa_type=TIME, primary_key=True)
+    model: str = Field(primary_key=True)  # and its server
+
+    # at the booking, and once more at the answer
+    calls: int = 0  # under way, answered, or paid for without an answer
+    tokens_in: int = Field(default=0, sa_type=BigInteger)
+    tokens_out: int = Field(default=0, sa_type=BigInteger)
+    cost_usd: Decimal = Field(default=Decimal(0), sa_type=USD)
+
+    # of the requests that were answered
+    tokens_cached: int = Field(default=0, sa_type=BigInteger)
+    estimate: int = Field(default=0, sa_type=BigInteger)  # tokens of the prompts by our count
+    reported: int = Field(default=0, sa_type=BigInteger)  # and by the server's
+    chars: int = Field(default=0, sa_type=BigInteger)  # of the bodies
+    chars_as_before: int = Field(default=0, sa_type=BigInteger)  # how far each begins like the body before it
 
 
 class SessionState(SQLModel, table=True):
@@ -126,6 +199,13 @@ class SessionState(SQLModel, table=True):
             name="session_state_current_run_fkey",
             use_alter=True,  # the two tables refer to each other
         ),
+        ForeignKeyConstraint(
+            ["fleet", "notes_by_run"],
+            ["run.fleet", "run.run_id"],
+            name="session_state_notes_by_run_fkey",
+            use_alter=True,
+        ),
+        CheckConstraint("(notes_by_run IS NULL) = (notes_at IS NULL)", name="notes_have_an_author"),
     )
 
     fleet: str = Field(primary_key=True)
@@ -133,7 +213,7 @@ class SessionState(SQLModel, table=True):
     # runs: the counter only ever grows, and nothing else is derived into it; the fence names the run that may act
     run_counter: int = Field(default=0, sa_type=BigInteger)
     current_run_id: int | None = Field(default=None, sa_type=BigInteger)
-    last_digest: str | None = None
+    last_bands: dict[str, str] = Field(default_factory=dict, sa_type=JSONB)
     last_review_at: datetime | None = Field(default=None, sa_type=TIME)
 
     # session: what the operator sets, and the agent's own notes
@@ -141,6 +221,9 @@ class SessionState(SQLModel, table=True):
     mode: str = Mode.LIVE.value
     objective: str = ""
     notes: str = ""
+    notes_by_run: int | None = Field(default=None, sa_type=BigInteger)
+    notes_at: datetime | None = Field(default=None, sa_type=TIME)
+    compaction: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB)  # conversation; of this epoch
     policy: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB)
     policy_version: int = 0
 
@@ -152,14 +235,18 @@ class Run(SQLModel, table=True):
         _of_known_fleet(),
         Unique("flow_run_id", "attempt"),
         Index("run_one_open_a_fleet", "fleet", unique=True, postgresql_where=sql("status = 'open'")),
+        Index("run_in_prompt", "fleet", "epoch", "run_id", postgresql_where=sql("in_prompt")),
+        Index(None, "fleet", "opened_at"),
         _one_of("status", RunStatus),
         _one_of("trigger", Trigger),
+        _one_of("left_out_because", LeftOut),
+        CheckConstraint("(tainted_until IS NULL) = (mark IS NULL)", name="tainted_has_a_mark"),
     )
 
     fleet: str = Field(primary_key=True)
     run_id: int = Field(sa_type=BigInteger, primary_key=True, sa_column_kwargs={"autoincrement": False})
 
-    # at opening
+    # at opening; `attempt` and `worker_id` again when a retry of the flow run goes on with it
     flow_run_id: str
     attempt: int
     worker_id: str
@@ -171,8 +258,11 @@ class Run(SQLModel, table=True):
     status: str = RunStatus.OPEN.value
     seen_at: datetime = Field(sa_type=TIME)  # real
     reason: str = ""
+    reason_tainted: bool = False  # it has words of a stranger in it, or such as these may have led
     steps: int = 0  # replies of the model
     wrote: bool = False  # it stored a wake or notes
+    tainted_until: datetime | None = Field(default=None, sa_type=TIME)  # from the first request that carried such text
+    mark: str | None = None  # fences its words in later prompts
     tokens_in: int = Field(default=0, sa_type=BigInteger)
     tokens_out: int = Field(default=0, sa_type=BigInteger)
     tokens_cached: int = Field(default=0, sa_type=BigInteger)
@@ -186,6 +276,7 @@ class Run(SQLModel, table=True):
     quiet: bool = False
     no_op: bool = False
     in_prompt: bool = False
+    left_out_because: str | None = None
     closed_at: datetime | None = Field(default=None, sa_type=TIME)
 
 
@@ -206,7 +297,20 @@ class Request(SQLModel, table=True):
 class Message(SQLModel, table=True):
     """The conversation log. Written by `conversation`, append only."""
 
-    __table_args__ = (_of_known_fleet(), _by_run("run_id"), Index(None, "fleet", "run_id"))
+    __table_args__ = (
+        _of_known_fleet(),
+        _by_run("run_id"),
+        Index(None, "fleet", "run_id"),
+        Index("message_of_a_person", "fleet", "epoch", "seq", postgresql_where=sql("kind = 'human'")),
+        Index(
+            "message_one_result_a_call",
+            "fleet",
+            "run_id",
+            "call_id",
+            unique=True,
+            postgresql_where=sql("role = 'tool'"),
+        ),
+    )
 
     seq: int = _identity()
     fleet: str
@@ -218,7 +322,16 @@ class Message(SQLModel, table=True):
     kind: str
     content: str
     call_id: str | None = None
+    failed: bool = False  # a result that says so
     calls: list[dict[str, Any]] = Field(default_factory=list, sa_type=JSONB)
+    events: list[int] = Field(
+        default_factory=list, sa_type=ARRAY(BigInteger)
+    )  # what it shows the model, or whose words it is
+    wakes: list[int] = Field(default_factory=list, sa_type=ARRAY(BigInteger))
+    tainted_until: datetime | None = Field(default=None, sa_type=TIME)  # it has text from outside in it
+    model: str = ""  # a reply: who gave it, and its prompt's tokens by our count and by the server's
+    estimate: int = 0
+    reported: int = 0
     at: datetime = Field(sa_type=TIME)
 
 
@@ -245,6 +358,7 @@ class Inbox(SQLModel, table=True):
         Unique("fleet", "occurrence_id"),
         CheckConstraint("dedupe_key IS NULL OR occurrence_id IS NULL", name="repeats_or_occurs_once"),
         Index("inbox_open", "fleet", postgresql_where=sql("consumed_by_run IS NULL AND quarantined_at IS NULL")),
+        Index("inbox_quarantined", "fleet", postgresql_where=sql("quarantined_at IS NOT NULL")),
         Index(None, "fleet", "claimed_by_run"),
     )
 
@@ -262,12 +376,20 @@ class Inbox(SQLModel, table=True):
     received_at: datetime = Field(sa_type=TIME)
     text: str = ""
     payload: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB)
+    tainted: bool = False  # the text has words that a stranger was free to choose
 
     # claims
     attempts: int = 0
     claimed_by_run: int | None = Field(default=None, sa_type=BigInteger)
     consumed_by_run: int | None = Field(default=None, sa_type=BigInteger)
     quarantined_at: datetime | None = Field(default=None, sa_type=TIME)
+
+    # bell: flow runs that it asked Prefect for over this event, by a key with this number in it
+    rings: int = 0
+
+
+SHOWN = sql("status = 'pending' OR status = 'cancelled' AND flow_run_id IS NOT NULL")
+"""A wake that has, or is to have, a flow run to come in Prefect."""
 
 
 class Wake(SQLModel, table=True):
@@ -277,9 +399,11 @@ class Wake(SQLModel, table=True):
         _of_known_fleet(),
         _by_run("claimed_by_run"),
         _by_run("processed_by_run"),
+        _by_run("asked_by_run"),
         _one_of("status", WakeStatus),
         CheckConstraint("(processed_by_run IS NULL) = (status <> 'processed')", name="processed_by_one_run"),
         Index("wake_pending", "fleet", "wake_at", postgresql_where=sql("status = 'pending'")),
+        Index("wake_shown", "wake_at", "id", postgresql_where=SHOWN),
     )
 
     id: int = _identity()
@@ -289,12 +413,18 @@ class Wake(SQLModel, table=True):
     wake_at: datetime = Field(sa_type=TIME)
     reason: str
     asked_by: str
+    asked_by_run: int | None = Field(default=None, sa_type=BigInteger)
     asked_at: datetime = Field(sa_type=TIME)
 
-    # claims
+    # claims; `cancelled` by wakes
     status: str = WakeStatus.PENDING.value
     claimed_by_run: int | None = Field(default=None, sa_type=BigInteger)
     processed_by_run: int | None = Field(default=None, sa_type=BigInteger)
+
+    # bell: the flow run that shows it in Prefect, by a key with the generation in it; and rings as for an event
+    flow_run_id: str | None = None
+    generation: int = 0
+    rings: int = 0
 
 
 class Action(SQLModel, table=True):
@@ -310,6 +440,7 @@ class Action(SQLModel, table=True):
         CheckConstraint("(run_id IS NULL) = (actor <> 'agent')", name="run_is_of_the_agent"),
         Index(None, "fleet", "run_id"),
         Index("action_unsettled", "fleet", postgresql_where=sql("status IN ('intended', 'sent', 'unknown')")),
+        Index("action_awaiting_approval", "fleet", postgresql_where=sql("status = 'awaiting_approval'")),
     )
 
     id: int = _identity()
@@ -399,6 +530,28 @@ class Audit(SQLModel, table=True):
     who: str
     what: str
     text: str
+
+
+class Notice(SQLModel, table=True):
+    """What a person must be told, kept by the transaction that found it. Written by `notices`; the watch tells."""
+
+    __table_args__ = (
+        _of_known_fleet(),
+        Unique("fleet", "key"),
+        Index("notice_untold", "fleet", postgresql_where=sql("told_at IS NULL")),
+    )
+
+    id: int = _identity()
+    fleet: str
+
+    # at finding it; the same key is the same notice
+    key: str
+    text: str
+    at: datetime = Field(sa_type=TIME)
+
+    # by the watch: when, and how as the notifier said it
+    told_at: datetime | None = Field(default=None, sa_type=TIME)
+    how: str = ""
 
 
 class Token(SQLModel, table=True):

@@ -49,8 +49,9 @@ LOCKS = {
 """What a post takes; the first is what `Database.shared` takes."""
 
 STORE = """
-    INSERT INTO inbox (fleet, source, kind, priority, count, occurred_at, received_at, text, payload, attempts)
-    VALUES ('main', 'flood', 'webhook', 1, 1, now(), now(), %s, '{}', 0)
+    INSERT INTO inbox (fleet, source, kind, priority, count, occurred_at, received_at, text, payload, attempts,
+        rings, tainted)
+    VALUES ('main', 'flood', 'webhook', 1, 1, now(), now(), %s, '{}', 0, 0, false)
 """
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ def fleet_agent(
 ) -> Run:
     """The command line in this process, in a folder and on a database of its own, with no settings but these."""
     monkeypatch.chdir(tmp_path)
-    for name in list(cli.os.environ):
+    for name in list(os.environ):
         if name.startswith("FLEET_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("FLEET_DATA_DIR", str(tmp_path / "data"))

@@ -57,6 +57,12 @@ def test_a_port_that_is_no_port(fleet_agent: Run) -> None:
     one_line(fleet_agent("sim", "--vast-port", "99999", "--model-port", "8101"), 2, "sim --help")
 
 
+def test_an_objective_that_would_crowd_out_everything_else(fleet_agent: Run) -> None:
+    before = fleet_agent("objective", "get").out
+    one_line(fleet_agent("objective", "set", "é" * 3_001), 2, "has 6002 bytes and may have 6000")
+    assert fleet_agent("objective", "get").out == before
+
+
 def test_an_empty_message(fleet_agent: Run) -> None:
     one_line(fleet_agent("say", "  "), 2, "empty")
 
@@ -75,8 +81,26 @@ def test_a_database_that_is_not_postgresql(fleet_agent: Run) -> None:
     one_line(fleet_agent("status", FLEET_DATABASE_URL="mysql://127.0.0.1/fleet"), 2, "mysql", "use PostgreSQL")
 
 
-def test_run_now_without_a_tree(fleet_agent: Run) -> None:
-    one_line(fleet_agent("run-now"), 2, "no process tree", "fleet-agent up")
+def test_a_watch_without_a_tree(fleet_agent: Run) -> None:
+    one_line(fleet_agent("watch", "--once"), 2, "no process tree", "fleet-agent up")
+
+
+def test_a_wake_at_no_time(fleet_agent: Run) -> None:
+    one_line(fleet_agent("wakes", "add", "soon", "look again"), 2, "'soon'", "2026-03-17T14:00")
+
+
+def test_a_wake_without_a_reason(fleet_agent: Run) -> None:
+    one_line(fleet_agent("wakes", "add", "20", " "), 2, "reason")
+
+
+def test_a_wake_that_is_not_there(fleet_agent: Run) -> None:
+    one_line(fleet_agent("wakes", "cancel", "7"), 2, "no wake 7", "wakes list")
+
+
+def test_an_event_that_is_not_there_or_is_not_quarantined(fleet_agent: Run) -> None:
+    one_line(fleet_agent("inbox", "release", "7"), 2, "no inbox event 7", "inbox list")
+    fleet_agent("say", "hello")
+    one_line(fleet_agent("inbox", "release", "1"), 2, "is not quarantined", "inbox list")
 
 
 def test_a_cycle_without_settings_names_each(fleet_agent: Run) -> None:

@@ -41,6 +41,38 @@ def test_a_message_waits_for_the_next_run(fleet_agent: Run) -> None:
     assert json.loads(fleet_agent("status", "--json").out)["waiting_events"] == 1
 
 
+def test_run_now_is_an_urgent_event_that_counts_up_and_needs_no_tree_to_be_kept(fleet_agent: Run) -> None:
+    for _ in range(20):
+        said = fleet_agent("run-now")
+    assert (said.code, "no process tree runs" in said.out) == (0, True)
+    (event,) = json.loads(fleet_agent("inbox", "list", "--json").out)
+    assert (event["kind"], event["priority"], event["count"]) == ("run_now", 0, 20)
+
+
+def test_a_wake_is_added_listed_and_cancelled(fleet_agent: Run) -> None:
+    assert "Wake set for" in fleet_agent("wakes", "add", "45", "is the queue empty?").out
+    assert "heartbeat" in fleet_agent("wakes", "add", "5", "is the queue empty?").out
+    (wake,) = json.loads(fleet_agent("wakes", "list", "--json").out)
+    assert (wake["status"], wake["asked_by"], wake["reason"]) == ("pending", "cli", "is the queue empty?")
+
+    assert fleet_agent("wakes", "cancel", str(wake["id"])).code == 0
+    (wake,) = json.loads(fleet_agent("wakes", "list", "--json").out)
+    assert wake["status"] == "cancelled"
+    assert "cancelled" in fleet_agent("wakes", "list").out
+    assert "is cancelled already" in fleet_agent("wakes", "cancel", str(wake["id"])).err
+
+
+def test_a_quarantined_event_is_listed_and_released_as_suspect(fleet_agent: Run, database_url: str) -> None:
+    fleet_agent("say", "poison")
+    with psycopg.connect(plain(database_url), autocommit=True) as connection:
+        connection.execute("UPDATE inbox SET attempts = 5, quarantined_at = now()")
+    assert "quarantined after 5 attempts" in fleet_agent("inbox", "list").out
+    assert fleet_agent("inbox", "release", "1").code == 0
+    (event,) = json.loads(fleet_agent("inbox", "list", "--json").out)
+    assert (event["quarantined_at"], event["attempts"]) == (None, 2)
+    assert "waiting" in fleet_agent("inbox", "list").out
+
+
 def test_fleets_do_not_see_each_other(fleet_agent: Run) -> None:
     fleet_agent("objective", "set", "Only east.", "--fleet", "east")
     assert fleet_agent("objective", "get").out == "(none set)\n"
@@ -55,6 +87,26 @@ def test_a_new_token_is_shown_once_and_the_database_has_only_its_digest(fleet_ag
 
     assert (fleet, digest) == ("main", hashlib.sha256(token.encode()).hexdigest())
     assert "http://127.0.0.1:8300/hooks/SOURCE" in said
+
+
+def test_the_doctor_finds_what_is_missing_and_a_variable_that_is_no_setting(fleet_agent: Run) -> None:
+    said = fleet_agent("doctor", FLEET_MODEL_ULR="http://127.0.0.1/v1")
+
+    assert said.code == 1
+    lines = said.out.splitlines()
+    assert "BAD  settings: no setting is called FLEET_MODEL_ULR → did you mean FLEET_MODEL_URL?" in lines
+    assert any(line.startswith("BAD  settings: missing FLEET_VAST_API_KEY") for line in lines)
+    assert "ok   database: fit for this version, fleet main" in lines
+    assert "BAD  tree: no process tree is running → fleet-agent up" in lines
+
+
+def test_a_worker_for_another_tree_must_be_told_where_it_and_its_database_are(fleet_agent: Run) -> None:
+    """With the server alone it would begin a ledger of its own, and rent by it."""
+    neither = fleet_agent("worker", PREFECT_API_URL="")
+    database_missing = fleet_agent("worker", PREFECT_API_URL="http://127.0.0.1:1/api", FLEET_DATABASE_URL="")
+
+    assert (neither.code, database_missing.code) == (2, 2)
+    assert "PREFECT_API_URL or FLEET_DATABASE_URL is not set" in database_missing.err
 
 
 def test_a_light_verb_imports_neither_prefect_nor_openai() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from fleet_agent.clients import model, prefect_api, prometheus, vast
+from fleet_agent.clients import model, prefect_rest, prometheus, vast
 from fleet_agent.clients.address import usable_address
 from fleet_agent.errors import FixSetup
 from tests.clients.world import KEY
@@ -16,7 +16,7 @@ OPENERS: dict[str, Callable[[str], object]] = {
     "FLEET_VAST_URL": lambda url: vast.open_client(url, KEY),
     "FLEET_MODEL_URL": lambda url: model.open_client(url, None),
     "FLEET_DEMAND_PROMETHEUS_URL": prometheus.open_client,
-    "FLEET_PREFECT_PORT": lambda url: prefect_api.open_client(url, None),
+    "FLEET_PREFECT_PORT": lambda url: prefect_rest.open_client(url, None),
 }
 IMPOSSIBLE = ["http://127.0.0.1:99999", "http://127.0.0.1:0", "http://[::1", "http://host:port", "http://"]
 

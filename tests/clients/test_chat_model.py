@@ -13,8 +13,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from fleet_agent.clients.model import DEADLINE, MOST_CALLS, ChatModel, ChatOptions, open_client
+from fleet_agent.clients.model import ATTEMPTS, DEADLINE, MOST_CALLS, ChatModel, ChatOptions, open_client
 from fleet_agent.domain.run import ModelReply
+from fleet_agent.domain.tokens import HARD_TOKENS, by_bytes, request_tokens
 from fleet_agent.errors import (
     ContextTooLong,
     FixSetup,
@@ -49,7 +50,7 @@ def model_over(
 ) -> ChatModel:
     client = open_client(URL, key, transport=transport)
     options = options or ChatOptions(model="wise-one")
-    return ChatModel(client, options, elapsed=time.elapsed, sleep=time.sleep)
+    return ChatModel(client, options, count_tokens=by_bytes, elapsed=time.elapsed, sleep=time.sleep)
 
 
 class SimulatedModel:
@@ -178,6 +179,13 @@ LASTING = {
     "model_not_found": FixSetup,
     "context_length_400": ContextTooLong,
 }
+
+
+def is_charged_by_our_count(reply: ModelReply) -> bool:
+    """A server that says nothing must not be free: a budget would never end."""
+    return reply.reported == 0 and reply.usage.tokens_in == reply.estimate > 0 and reply.usage.tokens_out > 0
+
+
 USABLE_AS_IT_IS: Mapping[str, Callable[[ModelReply], bool]] = {
     "slow": lambda reply: len(reply.calls) == 1,
     "finish_reason_stop": lambda reply: len(reply.calls) == 1,
@@ -192,8 +200,10 @@ USABLE_AS_IT_IS: Mapping[str, Callable[[ModelReply], bool]] = {
     "duplicate_ids": lambda reply: len(reply.calls[0].id) == 9 and reply.calls[0].provider_id == "call_0",
     "unknown_tool": lambda reply: reply.calls[0].name == "run_shell_command",
     "many_calls": lambda reply: len(reply.calls) == MOST_CALLS,
-    "null_usage": lambda reply: reply.usage.tokens == 0,
-    "partial_usage": lambda reply: reply.usage.tokens == 0,
+    "null_usage": lambda reply: is_charged_by_our_count(reply),
+    "cut_prompt": lambda reply: 0 < reply.reported < reply.estimate / 4,
+    "dropped_tools": lambda reply: not reply.calls and reply.text != "",
+    "partial_usage": lambda reply: is_charged_by_our_count(reply),
 }
 
 
@@ -348,6 +358,82 @@ async def test_an_error_inside_a_success_means_what_its_code_means():
         await Scripted(inside).reply()
 
 
+# --- what is too long -------------------------------------------------------------------------------------------------
+
+
+def long_body(tokens: int) -> dict[str, Any]:
+    """A body whose prompt has so many tokens by our count, which here is that of bytes."""
+    message = {"role": "user", "content": ""}
+    around = request_tokens([MESSAGES[0], message], [], by_bytes)
+    message["content"] = "x" * (tokens - around)
+    return {"model": "wise-one", "messages": [MESSAGES[0], message], "max_tokens": 2000}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "factor", "leaves"),
+    [(HARD_TOKENS, 1.0, True), (HARD_TOKENS + 1, 1.0, False), (20_000, 1.5, True), (20_001, 1.5, False)],
+)
+async def test_no_request_beyond_the_hard_bound_leaves(tokens: int, factor: float, leaves: bool):
+    server = Scripted(GOOD)
+
+    if leaves:
+        assert (await server.model.reply(long_body(tokens), within=DEADLINE, factor=factor)).estimate == tokens
+    else:
+        with pytest.raises(ContextTooLong, match="was not sent") as error:
+            await server.model.reply(long_body(tokens), within=DEADLINE, factor=factor)
+        assert error.value.said == ""
+
+    assert server.asked == (1 if leaves else 0)
+
+
+@pytest.mark.parametrize(("tokens", "leaves"), [(10_000, True), (10_001, False)])
+async def test_no_prompt_leaves_that_has_no_room_for_its_reply_in_the_window(tokens: int, leaves: bool):
+    server = Scripted(GOOD, options=ChatOptions(model="small", window_tokens=12_000, max_output_tokens=2_000))
+    if leaves:
+        await server.model.reply(long_body(tokens), within=DEADLINE)
+    else:
+        with pytest.raises(ContextTooLong, match="may have 10000 beside a reply of 2000; it was not sent"):
+            await server.model.reply(long_body(tokens), within=DEADLINE)
+    assert server.asked == leaves
+
+
+async def test_the_request_is_counted_again_before_every_try():
+    """A body is a plain object, and whoever holds it may add to it while a try is waited for."""
+    body = long_body(20_000)
+    server = Scripted(refused(503), GOOD)
+
+    async def growing(seconds: float) -> None:
+        body["messages"].append({"role": "user", "content": "x" * 20_000})
+        await server.time.sleep(seconds)
+
+    model = ChatModel(
+        open_client(URL, KEY, transport=httpx2.MockTransport(server._answer)),
+        ChatOptions(model="wise-one"),
+        count_tokens=by_bytes,
+        elapsed=server.time.elapsed,
+        sleep=growing,
+    )
+    with pytest.raises(ContextTooLong, match="was not sent"):
+        await model.reply(body, within=DEADLINE)
+
+    assert server.asked == 1
+
+
+async def test_what_the_server_said_of_a_prompt_that_is_too_long_is_carried_on():
+    with pytest.raises(ContextTooLong) as error:
+        await Scripted(refused(400, "This model's maximum context length is 8192 tokens")).reply()
+
+    assert error.value.said == "This model's maximum context length is 8192 tokens"
+
+
+async def test_a_reply_says_who_answered_and_both_counts_of_its_prompt_alone():
+    reply = await Scripted(NOTHING, GOOD).reply()
+
+    assert reply.model == f"wise-one at {URL}"
+    assert reply.estimate == request_tokens(MESSAGES, TOOLS, by_bytes)
+    assert (reply.reported, reply.usage.tokens_in) == (100, 200)
+
+
 # --- what is paid for -------------------------------------------------------------------------------------------------
 
 
@@ -382,11 +468,48 @@ async def test_a_failure_tells_what_the_replies_before_it_had_cost(
     assert error.value.spent == Spent(100 * paid_for, 0, Decimal("0.00025") * paid_for)
 
 
-async def test_a_failure_that_nothing_was_paid_for_says_so():
+@pytest.mark.parametrize("trouble", [httpx2.ConnectError("refused"), httpx2.ConnectTimeout("slow")], ids=repr)
+async def test_a_request_that_never_left_says_so(trouble: Exception):
     with pytest.raises(ModelUnreachable) as error:
-        await Scripted(httpx2.ConnectError("gone")).reply()
+        await Scripted(trouble).reply()
 
     assert error.value.spent is None
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        httpx2.ReadTimeout("slow"),
+        httpx2.RemoteProtocolError("server disconnected"),
+        refused(503),
+        refused(401),
+        refused(400),
+    ],
+    ids=repr,
+)
+async def test_a_request_that_left_counts_as_one_though_nobody_says_what_it_cost(trouble: httpx2.Response | Exception):
+    """Tokens are not guessed: a server that hangs would use up the day's."""
+    with pytest.raises(FleetAgentError) as error:
+        await Scripted(trouble).reply()
+
+    assert error.value.spent == Spent(0, 0, Decimal(0))
+
+
+async def test_an_earlier_try_that_left_counts_where_the_last_did_not():
+    with pytest.raises(ModelUnreachable) as error:
+        await Scripted(httpx2.ReadTimeout("slow"), httpx2.ConnectError("refused")).reply()
+
+    assert error.value.spent == Spent(0, 0, Decimal(0))
+
+
+async def test_a_success_without_a_reply_or_a_figure_costs_the_prompt_as_we_count_it():
+    scripted = Scripted(httpx2.Response(200, json={"choices": []}), options=PRICED)
+    with pytest.raises(ModelUnusable) as error:
+        await scripted.reply()
+
+    prompt = scripted.model.estimate(scripted.model.body(MESSAGES, TOOLS))
+    assert error.value.spent is not None
+    assert error.value.spent.tokens_in == ATTEMPTS * prompt > 0
 
 
 # --- cheap to import --------------------------------------------------------------------------------------------------

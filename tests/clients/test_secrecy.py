@@ -15,6 +15,7 @@ from fleet_agent.clients.model import open_client as open_model_client
 from fleet_agent.clients.notify import AppriseNotifier
 from fleet_agent.clients.secrecy import LONGEST_QUOTE, TALKATIVE, bare_address, quiet_transport_logs, quoted
 from fleet_agent.clients.vast import open_client as open_vast_client
+from fleet_agent.domain.tokens import by_bytes
 from fleet_agent.errors import FleetAgentError, KeyRefused
 from fleet_agent.ports import OfferQuery
 from tests.clients.world import KEY, POLICY, PassingTime, answering, market_over, order
@@ -113,7 +114,9 @@ async def test_whatever_the_model_server_answers_its_key_is_not_told(
     time = PassingTime()
     address = f"http://user:{SIGNATURE}@model.test/v1?token={SIGNATURE}"
     client = open_model_client(address, MODEL_KEY, transport=server)
-    model = ChatModel(client, ChatOptions(model="wise-one"), elapsed=time.elapsed, sleep=time.sleep)
+    model = ChatModel(
+        client, ChatOptions(model="wise-one"), count_tokens=by_bytes, elapsed=time.elapsed, sleep=time.sleep
+    )
 
     text = await told(model.reply(model.body([{"role": "user", "content": "Hello?"}], []), within=DEADLINE))
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.domain.actions import TOOLS, Finish, Malformed, RentBox, parse_call, tool_definitions
+from fleet_agent.domain.actions import (
+    TOOLS,
+    Finish,
+    Malformed,
+    RentBox,
+    ScheduleNextCheck,
+    parse_call,
+    tool_definitions,
+)
 from fleet_agent.domain.verdict import Verdict, read_verdict, without_verdict
 
 
@@ -64,3 +74,23 @@ def test_a_reply_made_to_hurt_is_read_at_once(text: str) -> None:
 @given(st.text())
 def test_no_text_breaks_the_reading_of_verdicts(text: str) -> None:
     read_verdict(f"<verdict>{text}</verdict>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "after"),
+    [
+        ('{"minutes": 20, "reason": "look again"}', timedelta(minutes=20)),
+        ('{"at": "2026-03-17T13:00:00Z", "reason": "look again"}', timedelta(hours=1)),
+        ('{"at": "2026-03-17T13:00:00", "reason": "look again"}', timedelta(hours=1)),
+        ('{"at": "2026-03-17T13:00:00", "minutes": null, "reason": "look again"}', timedelta(hours=1)),
+    ],
+)
+def test_a_check_is_asked_for_in_minutes_or_at_a_time(arguments: str, after: timedelta) -> None:
+    asked = parse_call("schedule_next_check", arguments)
+    assert isinstance(asked, ScheduleNextCheck)
+    assert asked.after(datetime(2026, 3, 17, 12, tzinfo=UTC)) == after
+
+
+@pytest.mark.parametrize("when", ['"minutes": 20, "at": "2026-03-17T13:00:00Z", ', "", '"at": "soon", '])
+def test_a_check_at_no_time_or_at_two_is_told_so(when: str) -> None:
+    assert isinstance(parse_call("schedule_next_check", f'{{{when}"reason": "look again"}}'), Malformed)

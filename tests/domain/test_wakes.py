@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.domain.wakes import LATEST, MOST_PENDING, SOONEST, NewWake, NoWake, answer_request
+from fleet_agent.domain.wakes import (
+    LATEST,
+    MOST_PENDING,
+    SOONEST,
+    CannotRead,
+    NewWake,
+    NoWake,
+    answer_request,
+    time_until,
+)
 
 NOW = datetime(2026, 3, 17, 12, 0, tzinfo=UTC)
 
@@ -47,3 +56,33 @@ def test_there_are_never_more_than_the_most_pending() -> None:
     pending = [NOW + timedelta(hours=hour) for hour in range(1, MOST_PENDING + 1)]
     answer = answer_request(timedelta(minutes=30), now=NOW, pending=pending)
     assert isinstance(answer, NoWake)
+
+
+@pytest.mark.parametrize(
+    ("said", "after"),
+    [
+        ("45", timedelta(minutes=45)),
+        ("1.5", timedelta(seconds=90)),
+        ("13:30", timedelta(minutes=90)),
+        ("12:00", timedelta(days=1)),  # it is noon: the next one
+        ("09:00", timedelta(hours=21)),
+        ("2026-03-17T14:00", timedelta(hours=2)),
+        ("2026-03-17T14:00+01:00", timedelta(hours=1)),
+        ("2026-03-17T11:00Z", timedelta(hours=-1)),
+    ],
+)
+def test_a_time_is_said_in_minutes_or_as_a_time_in_utc(said: str, after: timedelta) -> None:
+    assert time_until(said, now=NOW) == after
+
+
+@given(st.text() | st.from_regex(r"[0-9:TZ+.-]*"))
+def test_what_is_no_time_is_told_so_and_nothing_raises(said: str) -> None:
+    assert isinstance(time_until(said, now=NOW), timedelta | CannotRead)
+    assert isinstance(time_until("soon", now=NOW), CannotRead)
+
+
+def test_a_time_that_is_past_is_a_minute_from_now_and_told_so() -> None:
+    answer = answer_request(timedelta(hours=-1), now=NOW, pending=[])
+    assert isinstance(answer, NewWake)
+    assert answer.wake_at == NOW + SOONEST
+    assert "a time that is past" in answer.answer

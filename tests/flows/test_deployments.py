@@ -11,8 +11,8 @@ from prefect.flows import Flow, load_flow_from_entrypoint
 from prefect.server.schemas.schedules import CronSchedule
 
 from fleet_agent.clients.prefect_api import FLOW
-from fleet_agent.deploy import HEARTBEAT, WORK_POOL, our_deployments
-from fleet_agent.domain.triggers import Trigger
+from fleet_agent.deploy import our_deployments
+from fleet_agent.domain.triggers import HEARTBEAT, Doorbell, Trigger, rung_at
 
 
 @pytest.fixture(params=our_deployments(), ids=lambda deployment: deployment["name"])
@@ -50,9 +50,29 @@ async def test_the_schedule_is_the_heartbeat_that_the_code_counts_with(deploymen
     assert seconds == {HEARTBEAT.total_seconds()}
 
 
-def test_the_worker_fetches_no_code_and_the_pool_is_the_workers(deployment: dict[str, Any]) -> None:
+@pytest.mark.parametrize("doorbell", list(Doorbell))
+def test_every_doorbell_of_the_fleet_has_a_run_behind_its_window(
+    deployment: dict[str, Any], doorbell: Doorbell
+) -> None:
+    """Within the window Prefect drops what rings again; only a run that starts behind it finds that in the inbox."""
+    answers = [each for each in deployment["triggers"] if each["expect"] == [doorbell]]
+
+    assert {each["match"]["prefect.resource.id"] for each in answers} == {rung_at(deployment["name"])}
+    assert [each["parameters"] for each in answers] == [{"trigger": Trigger.EVENT}] * len(answers)
+    assert any(each["schedule_after"] >= each["within"] for each in answers)
+    assert any(each["schedule_after"] == 0 for each in answers) == (doorbell is Doorbell.URGENT)
+
+
+def test_every_automation_has_a_name_that_no_other_fleet_has(deployment: dict[str, Any]) -> None:
+    names = [each["name"] for each in deployment["triggers"]]
+
+    assert len(set(names)) == len(names)
+    assert all(name.startswith(f"fleet-agent {deployment['name']}: ") for name in names)
+
+
+def test_the_worker_fetches_no_code_and_the_setting_names_the_pool(deployment: dict[str, Any]) -> None:
     assert "pull" not in deployment  # the file's own `pull: []` holds for all
-    assert deployment["work_pool"] == {"name": WORK_POOL}
+    assert deployment["work_pool"] == {"name": "{{ $FLEET_WORK_POOL }}"}
 
 
 def test_the_flow_has_the_name_by_which_its_runs_are_started(flow: Flow[..., Any]) -> None:

@@ -55,8 +55,6 @@ def observation(world: World) -> str:
         f"time: {now:%Y-%m-%dT%H:%M:%SZ}",
         f"demand: pending={figures.pending} running={figures.running} oldest_pending_s=0 age_s=0",
         f"account: credit_usd={world.market.credit_usd():.2f} burn_usd_per_hour={burn:.3f} runway_hours=? age_s=0",
-        "limits: mode=live max_boxes=4 max_usd_per_hour=4.00 max_usd_per_hour_per_box=1.50 max_rents_per_run=2 "
-        "max_destroys_per_run=2",
         f"boxes: live={len(boxes)} in_flight=0 age_s=0",
         "id|stage|gpu|usd_per_hour|age_min|status",
     ]
@@ -68,9 +66,15 @@ def observation(world: World) -> str:
     return "\n".join([*lines, "[/observation]"])
 
 
+LIMITS = (
+    "limits: mode=live max_boxes=4 max_usd_per_hour=4.00 max_usd_per_hour_per_box=1.50 max_rents_per_run=2 "
+    "max_destroys_per_run=2"
+)
+
+
 def _turn(world: World, human: str) -> str:
     words = f"[human]\n{human}\n[/human]\n" if human else ""
-    return f"Run #1, trigger: heartbeat.\n{words}{observation(world)}"
+    return f"{LIMITS}\nRun #1, trigger: heartbeat.\n{words}{observation(world)}"
 
 
 def _carry_out(world: World, call: Call, outcome: Outcome) -> str:

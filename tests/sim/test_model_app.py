@@ -1,5 +1,6 @@
 """The model's HTTP face: what it answers, what it remembers, and how it misbehaves when told to."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from fleet_agent.sim.clock import ManualClock
+from fleet_agent.sim.gate import Gate
 from fleet_agent.sim.model_app import create_app
 from fleet_agent.sim.model_faults import FAULTS, ModelFaults
 
@@ -145,8 +147,55 @@ async def test_a_refused_request_uses_up_no_fault(model: httpx.AsyncClient):
     assert (await ask(model)).status_code == 500
 
 
+async def test_a_disarmed_fault_strikes_no_more(model: httpx.AsyncClient):
+    await model.post("/sim/faults", json={"name": "http_500", "times": 1000})
+    assert (await ask(model)).status_code == 500
+    await model.delete("/sim/faults/http_500")
+    assert (await ask(model)).status_code == 200
+
+
+# --- the gate ---------------------------------------------------------------------------------------------------------
+
+
+async def waiting(model: httpx.AsyncClient, number: int) -> None:
+    """Until so many replies wait before the gate."""
+    while (await model.get("/sim/gate")).json() != {"waiting": number}:  # noqa: ASYNC110 as a client sees it
+        await asyncio.sleep(0)
+
+
+async def test_a_closed_gate_holds_replies_until_they_may_pass(model: httpx.AsyncClient):
+    await model.put("/sim/gate", json={"pass": 0})
+    asking = [asyncio.create_task(ask(model)) for _ in range(3)]
+    await waiting(model, 3)
+    await model.put("/sim/gate", json={"pass": 1})
+    await waiting(model, 2)
+    assert sum(each.done() for each in asking) <= 1
+    await model.put("/sim/gate", json={"pass": None})
+    assert [(await each).status_code for each in asking] == [200, 200, 200]
+    await waiting(model, 0)
+
+
+@pytest.mark.parametrize("body", [{"pass": -1}, {"pass": "all"}, {}])
+async def test_a_gate_that_is_told_nonsense_stays_as_it_was(model: httpx.AsyncClient, body: dict[str, Any]):
+    assert (await model.put("/sim/gate", json=body)).status_code == 400
+    assert (await ask(model)).status_code == 200
+
+
+async def test_who_was_held_and_hung_up_uses_up_no_pass():
+    gate = Gate()
+    await gate.let(0)
+    killed, alive = asyncio.create_task(gate.go_through()), asyncio.create_task(gate.go_through())
+    while gate.waiting < 2:  # noqa: ASYNC110 it has no event for this
+        await asyncio.sleep(0)
+    killed.cancel()
+    await gate.let(1)
+    await alive
+    assert gate.waiting == 0
+
+
 # --- the faults, one by one: what a client sees of each ---------------------------------------------------------------
 
+PARTS = ("prompt_tokens", "completion_tokens")
 SEEN: dict[str, Callable[[httpx.Response], bool]] = {
     "http_500": lambda r: r.status_code == 500,
     "http_429": lambda r: r.status_code == 429 and r.headers["retry-after"] == "7",
@@ -172,6 +221,8 @@ SEEN: dict[str, Callable[[httpx.Response], bool]] = {
     "unknown_tool": lambda r: the_call(r)["function"]["name"] == "run_shell_command",
     "many_calls": lambda r: len(message(r)["tool_calls"]) == 20,
     "null_usage": lambda r: r.json()["usage"] is None,
+    "cut_prompt": lambda r: 2 * sum(r.json()["usage"][part] for part in PARTS) < r.json()["usage"]["total_tokens"],
+    "dropped_tools": lambda r: "tool_calls" not in message(r) and message(r)["content"] != "",
     "partial_usage": lambda r: r.json()["usage"]["prompt_tokens"] is None,
 }
 

@@ -33,8 +33,8 @@ def turn(*, demand: str = BUSY, boxes: tuple[str, ...] = NO_BOXES, limits: str =
     account = "account: credit_usd=41.20 burn_usd_per_hour=0.82 runway_hours=50.2 age_s=2"
     words = [f"[human]\n{human}\n[/human]"] if human else []
     destroys = f"{limits}max_destroys_per_run=2"
-    block = ["[observation]", "time: 2026-11-29T20:00:05Z", demand, account, destroys, *boxes, "[/observation]"]
-    return Message("user", "\n".join(["Run #812, trigger: heartbeat.", *words, *block]))
+    block = ["[observation]", "time: 2026-11-29T20:00:05Z", demand, account, *boxes, "[/observation]"]
+    return Message("user", "\n".join([destroys, "Run #812, trigger: heartbeat.", *words, *block]))
 
 
 def step(tool: str, arguments: dict[str, Any], result: str) -> list[Message]:

@@ -8,7 +8,7 @@ from fleet_agent.domain.fleet import Box, Inventory, Offer, Stage
 from fleet_agent.domain.observation import Account, Known, Observation, Unknown
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Mode
-from fleet_agent.domain.show import observation_block, offers_table
+from fleet_agent.domain.show import limits_line, observation_block, offers_table
 from fleet_agent.sim.chat import Message
 from fleet_agent.sim.prompt import BoxRow, OfferRow, Prompt, read_offers, read_prompt
 
@@ -47,8 +47,11 @@ OBSERVATION = Observation(
 
 
 def read(observation: Observation) -> Prompt:
-    block = observation_block(observation, mode=Mode.LIVE, policy=Policy(), now=NOW)
-    return read_prompt((Message("system", "You operate a fleet."), Message("user", f"Run #1.\n{block}")), ())
+    block = observation_block(observation, NOW)
+    limits = limits_line(Mode.LIVE, Policy())
+    return read_prompt(
+        (Message("system", "You operate a fleet."), Message("user", f"{limits}\n\nRun #1.\n{block}")), ()
+    )
 
 
 def test_every_part_of_an_observation_is_read_as_it_was_written():

@@ -19,28 +19,54 @@ from fleet_agent.deploy import PROJECT_DIR, WORK_POOL
 from fleet_agent.stack.environments import of_prefect_client
 from tests.postgres import temporary_folder
 from tests.stack.trees import PLANTED, Tree, ready
-from tests.stack.waiting import until
+from tests.stack.waiting import A_COMMAND, until
 
 Json = dict[str, Any]
 
-pytestmark = [pytest.mark.prefect, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def demo() -> Generator[Tree]:
     """Its heartbeats are paused, so that none comes between what a test starts by hand and its end; its time is slow,
-    so that the boxes that a run rents are there until the last test has looked."""
+    so that the boxes that a run rents are there until the last test has looked. Its worker has tested its models, so
+    that a fault meant for a run meets none of its questions."""
     with temporary_folder() as folder, ready(folder, "demo", "--speed", "2", settings=PLANTED) as tree:
-        deployment = deployment_of(tree)
-        with tree.api() as api:
-            pause = f"/deployments/{deployment['id']}/schedules/{deployment['schedules'][0]['id']}"
-            api.patch(pause, json={"active": False}).raise_for_status()
+        pause_heartbeats(tree)
+        until(lambda: "self-test" in tree.log("worker"))
         yield tree
+
+
+def pause_heartbeats(tree: Tree) -> None:
+    deployment = deployment_of(tree)
+    with tree.api() as api:
+        pause = f"/deployments/{deployment['id']}/schedules/{deployment['schedules'][0]['id']}"
+        api.patch(pause, json={"active": False}).raise_for_status()
 
 
 def deployment_of(tree: Tree) -> Json:
     with tree.api() as api:
         return api.get("/deployments/name/agent-cycle/main").raise_for_status().json()
+
+
+def test_the_doctor_finds_the_one_thing_that_is_not_well_and_mends_it(demo: Tree) -> None:
+    def not_well(said: str) -> list[str]:
+        """But for what follows from it: without heartbeats runs become rare."""
+        bad = [line for line in said.splitlines() if line.startswith("BAD")]
+        return [line for line in bad if not line.startswith("BAD  last run:")]
+
+    found = demo.call("doctor")
+    mended = demo.call("doctor", "--fix")
+    pause_heartbeats(demo)
+
+    assert found.returncode == 1, found.stdout + found.stderr
+    assert not_well(found.stdout) == [
+        "BAD  schedule: schedule heartbeat is switched off, so nothing happens by itself → fleet-agent doctor --fix"
+    ]
+    before, done, after = mended.stdout.partition("fix  schedule heartbeat runs again\nLooking again:\n")
+    assert done, mended.stdout + mended.stderr
+    assert not_well(before) == not_well(found.stdout)
+    assert not_well(after) == []
 
 
 # --- who may enter ----------------------------------------------------------------------------------------------------
@@ -229,6 +255,7 @@ def test_a_parameter_that_cannot_be_is_refused_before_a_run_is_made(demo: Tree) 
 def test_what_a_person_must_fix_ends_the_run_in_one_line_and_the_next_run_works(demo: Tree) -> None:
     assert demo.runtime.simulators is not None
     model = f"http://127.0.0.1:{demo.runtime.simulators.model_port}"
+    demo.until_idle(deployment_of(demo)["id"])  # or the fault is another run's
     httpx.post(f"{model}/sim/faults", json={"name": "unauthorized"}, trust_env=False).raise_for_status()
 
     failed = run_by_hand(demo)
@@ -240,6 +267,49 @@ def test_what_a_person_must_fix_ends_the_run_in_one_line_and_the_next_run_works(
         logs = api.post("/logs/filter", json={"logs": {"flow_run_id": {"any_": [failed["id"]]}}}).json()
     assert not [line["message"] for line in logs if "Traceback" in line["message"]]
     assert run_by_hand(demo)["state_name"] == "Completed"
+
+
+# --- what a person says -----------------------------------------------------------------------------------------------
+
+
+def test_a_message_is_answered_at_once_and_a_reset_changes_nothing_else(demo: Tree) -> None:
+    assert demo.call("policy", "set", "limits.max_boxes=3").returncode == 0
+    assert demo.call("say", "How are we doing?").returncode == 0
+    answer = "You wrote: “How are we doing?”"
+    until(lambda: any(answer in run["summary"] for run in listed(demo, "runs")), every=A_COMMAND)
+    first = run_now(demo)
+
+    assert demo.call("wakes", "add", "600", "look at prices").returncode == 0
+    assert demo.call("reset-session").returncode == 0
+    pending = listed(demo, "status")["pending_wakes"]
+    second = run_now(demo)
+
+    assert second["run_id"] > first["run_id"]
+    assert second["tokens_in"] > 0
+    assert (first["epoch"], second["epoch"]) == (0, 1)
+    assert listed(demo, "status")["pending_wakes"] == pending > 0
+    assert listed(demo, "policy", "get")["limits.max_boxes"] == "3"
+    asked = json.loads(demo.call("prompt", "--run", str(second["run_id"])).stdout)
+    assert 0 < asked["tokens"] <= 30_000
+    assert "Earlier runs, oldest first (runs that changed nothing are left out):\n(none)" in str(
+        asked["body"]["messages"][1]["content"]
+    )
+
+
+def run_now(tree: Tree) -> dict[str, Any]:
+    """The newest run, once what was asked for with it is consumed."""
+    before = newest(tree)["run_id"]
+    assert tree.call("run-now").returncode == 0
+    until(lambda: listed(tree, "inbox", "list") == [] and newest(tree)["run_id"] > before, every=A_COMMAND)
+    return newest(tree)
+
+
+def newest(tree: Tree) -> dict[str, Any]:
+    return listed(tree, "runs")[-1]
+
+
+def listed(tree: Tree, *verb: str) -> Any:
+    return json.loads(tree.call(*verb, "--json").stdout)
 
 
 # --- the deployment ---------------------------------------------------------------------------------------------------
@@ -255,17 +325,28 @@ def test_to_deploy_again_keeps_the_deployment_its_schedule_and_that_somebody_pau
     assert [(each["id"], each["active"]) for each in after["schedules"]] == [(before["schedules"][0]["id"], False)]
 
 
+def test_prefects_own_deploy_command_refuses_where_nobody_said_which_pool(demo: Tree) -> None:
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    environment = demo.environment | of_prefect_client(demo.runtime)
+
+    said = subprocess.run(command, env=environment, cwd=PROJECT_DIR, timeout=60, capture_output=True, text=True)
+
+    assert "work pool '{{ $FLEET_WORK_POOL }}'" in said.stdout
+    assert deployment_of(demo)["work_pool_name"] == WORK_POOL
+
+
 def test_prefects_own_deploy_command_makes_the_same_of_prefect_yaml(demo: Tree) -> None:
     ours = deployment_of(demo)
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
-    environment = demo.environment | of_prefect_client(demo.runtime)
+    environment = demo.environment | of_prefect_client(demo.runtime) | {"FLEET_WORK_POOL": WORK_POOL}
 
     subprocess.run(command, env=environment, cwd=PROJECT_DIR, timeout=60, check=True, capture_output=True)
 
     theirs = deployment_of(demo)
     differing = {key for key in ours if (ours[key] or None) != (theirs[key] or None)}
-    # The demo's time is faster than the file's; the rest is Prefect's own bookkeeping.
-    assert differing - {"updated", "last_polled", "status"} == {"schedules"}
+    # The demo's time is faster than the file's; the rest is Prefect's own bookkeeping, in the limit the slots in use.
+    assert differing - {"updated", "last_polled", "status", "global_concurrency_limit"} == {"schedules"}
+    assert theirs["global_concurrency_limit"]["limit"] == ours["global_concurrency_limit"]["limit"]
     assert theirs["schedules"][0]["schedule"]["cron"] == "*/5 * * * *"
 
 

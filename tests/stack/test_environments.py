@@ -19,6 +19,8 @@ SETTINGS = Settings.model_construct(
     vast_api_key=SecretStr("vast"), model_api_key=SecretStr("model"), database_url=SecretStr("postgresql:///fleet")
 )
 
+TELLING = SETTINGS.model_copy(update={"notify_urls": (SecretStr("ntfy://made-up"),)})
+
 AS_PREFECT_READS_IT = """
 import json
 from prefect.settings import get_current_settings
@@ -47,8 +49,12 @@ def read_by_prefect(environment: dict[str, str], home: Path) -> dict[str, object
 
 @pytest.mark.parametrize(
     "environment",
-    [environments.of_server(PLACE, "postgresql+asyncpg:///prefect"), environments.of_worker(PLACE, SETTINGS)],
-    ids=["server", "worker"],
+    [
+        environments.of_server(PLACE, "postgresql+asyncpg:///prefect"),
+        environments.of_worker(PLACE, SETTINGS),
+        environments.of_watch(PLACE, SETTINGS),
+    ],
+    ids=["server", "worker", "watch"],
 )
 def test_prefect_knows_every_setting_that_it_is_given(environment: dict[str, str], tmp_path: Path) -> None:
     given = {name for name in environment if name.startswith("PREFECT_")}
@@ -78,4 +84,6 @@ def test_only_the_worker_is_told_our_settings() -> None:
     assert ours(environments.of_deploy(PLACE)) == set()
     assert ours(environments.of_simulators()) == set()
     assert ours(environments.of_hooks(SETTINGS)) == {"FLEET_DATABASE_URL", "FLEET_HOOKS_BIND"}
+    assert ours(environments.of_watch(PLACE, SETTINGS)) == {"FLEET_DATABASE_URL"}
+    assert ours(environments.of_watch(PLACE, TELLING)) == {"FLEET_DATABASE_URL", "FLEET_NOTIFY_URLS"}
     assert {"FLEET_VAST_API_KEY", "FLEET_MODEL_API_KEY"} <= ours(environments.of_worker(PLACE, SETTINGS))

@@ -17,7 +17,7 @@ import pytest
 
 from fleet_agent.errors import FleetAgentError
 from fleet_agent.stack.orphans import read_groups
-from fleet_agent.stack.processes import Command, Guardian, Process, last_words
+from fleet_agent.stack.processes import Command, Guardian, Process, begin, last_words
 from tests.stack.waiting import alive, until
 
 LONG = timedelta(seconds=30)
@@ -89,6 +89,48 @@ async def test_a_process_that_is_done_when_it_ends_must_end_well(tmp_path: Path)
     await run("print('done')")
     with pytest.raises(FleetAgentError, match="exit code 3"):
         await run("import sys; sys.exit(3)")
+
+
+FAILS_ONCE = f"""
+import pathlib, sys
+tries = pathlib.Path("tries")
+tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+if len(tries.read_text()) < 2:
+    sys.exit("the database was busy")
+{OBEYS}
+"""
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+async def test_a_process_that_fails_once_is_started_once_more_where_it_may_be(tmp_path: Path, tries: int) -> None:
+    """With one try, the control, the failure of a moment is the end."""
+
+    async def is_up(_: datetime) -> bool:
+        return (tmp_path / "child.log").read_text().endswith("up\n")
+
+    command = Command(
+        name="child",
+        arguments=(sys.executable, "-c", FAILS_ONCE),
+        environment=dict(os.environ),
+        folder=tmp_path,
+        is_ready=is_up,
+        may_take_to_start=LONG,
+        may_take_to_end=LONG,
+        tries=tries,
+    )
+    processes: list[Process] = []
+    said: list[str] = []
+    with Guardian() as guardian:
+        beginning = begin(command, tmp_path, guardian, begun=processes.append, tell=said.append)
+        if tries == 1:
+            with pytest.raises(FleetAgentError, match="the database was busy"):
+                await beginning
+        else:
+            await beginning
+            ended = "child ended (exit code 1): the database was busy"
+            assert said == [f"{ended} → its log: {processes[0].log}; starting it once more"]
+        assert len(processes) == tries
+        await processes[-1].stop(asyncio.Event())
 
 
 async def test_a_process_that_ignores_the_request_to_end_is_killed_when_its_time_is_up(tmp_path: Path) -> None:

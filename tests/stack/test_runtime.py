@@ -23,6 +23,7 @@ def runtime_in(data_dir: Path, simulators: Simulators | None = None) -> Runtime:
         api_url="http://127.0.0.1:4200/api",
         auth_string="fleet:made-up",
         ui_url="http://127.0.0.1:4200",
+        work_pool="fleet-agent",
         hooks_bind="127.0.0.1:8300",
         processes={"worker": 4712},
         simulators=simulators,

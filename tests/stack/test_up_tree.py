@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-import subprocess
 from collections.abc import Generator
-from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import psutil
@@ -15,37 +12,15 @@ import psycopg
 import pytest
 
 from tests.postgres import plain, temporary_folder
-from tests.stack.trees import FLEET_AGENT, PLANTED, Tree, ready, started
-from tests.stack.waiting import until
+from tests.stack.trees import PLANTED, Tree, free_ports, ready, simulators, started
+from tests.stack.waiting import A_COMMAND, until
 
-pytestmark = [pytest.mark.prefect, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600)]
 
 SECRETS = PLANTED | {
     "FLEET_BOX_ENV": '{"TOKEN": "planted-box-token"}',
     "FLEET_NOTIFY_URLS": "json://planted-notify-url",
 }
-
-
-def free_ports(count: int) -> list[int]:
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
-
-
-@contextmanager
-def simulators(folder: Path, vast_port: int, model_port: int) -> Generator[None]:
-    """The world, run by somebody else than the tree: to `up` it is as real as any."""
-    arguments = [*FLEET_AGENT, "sim", f"--vast-port={vast_port}", f"--model-port={model_port}", "--scenario=idle"]
-    process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        yield
-    finally:
-        process.terminate()
-        process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +50,18 @@ def knows(process: psutil.Process) -> set[str]:
 ALL_SECRETS = {"planted-vast-key", "planted-model-key", "planted-box-token", "planted-notify-url"}
 
 
-def test_the_keys_reach_the_worker_and_nobody_else(up: Tree) -> None:
-    worker = up.processes()["worker"]
-    others = [process for process in up.everything() if process.pid not in {worker.pid, up.root.pid}]
+def test_the_keys_reach_the_worker_and_nobody_else_but_who_tells_people_knows_how(up: Tree) -> None:
+    worker, watch = up.processes()["worker"], up.processes()["watch"]
+    others = [process for process in up.everything() if process.pid not in {worker.pid, watch.pid, up.root.pid}]
 
     assert knows(worker) == ALL_SECRETS
+    assert knows(watch) == {"planted-notify-url"}
     assert {" ".join(process.cmdline()): knows(process) for process in others if knows(process)} == {}
 
 
 def test_no_secret_is_in_a_log_or_in_what_is_printed(up: Tree) -> None:
-    assert "is on its way" in up.call("run-now").stdout
-    until(lambda: "Finished in state" in (up.data_dir / "logs" / "worker.log").read_text())
+    assert "a run takes it now" in up.call("run-now").stdout
+    until(lambda: "Finished in state" in up.log("worker"))
 
     for text in [up.output, *(up.data_dir / "logs").iterdir()]:
         assert not re.findall(r"planted-\w+-\w+", text.read_text()), text
@@ -120,6 +96,15 @@ def test_the_door_for_webhooks_is_opened_again_when_it_dies(up: Tree) -> None:
     until(lambda: up.runtime.processes["hooks"] != dead.pid)
 
     assert httpx.post(f"http://{up.runtime.hooks_bind}/hooks/prom", trust_env=False).status_code == 401
+
+
+def test_a_watch_that_dies_is_started_again_and_rings_for_what_was_posted_meanwhile(up: Tree) -> None:
+    dead = up.processes()["watch"]
+    dead.kill()
+    assert up.call("say", "Is anybody there?").returncode == 0
+
+    until(lambda: up.runtime.processes["watch"] != dead.pid)
+    until(lambda: "Is anybody there?" in up.call("runs", "--json").stdout, every=A_COMMAND)
 
 
 def test_a_worker_that_dies_is_started_again(up: Tree) -> None:

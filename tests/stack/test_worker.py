@@ -12,7 +12,8 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.workers.process import ProcessJobConfiguration
 
 from fleet_agent.deploy import PROJECT_DIR
-from fleet_agent.worker import confined, refusal_of
+from fleet_agent.worker.process import confined
+from fleet_agent.worker.refusal import refusal_of
 
 OURS = {"name": "main", "flow_id": uuid4(), "entrypoint": "flows.agent_cycle.agent_cycle"}
 

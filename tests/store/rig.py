@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -15,9 +15,21 @@ from fleet_agent.domain.actions import DestroyBox, Effect, NotifyHuman, RentBox
 from fleet_agent.domain.fleet import Instance, Inventory, Offer
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled
 from fleet_agent.domain.observation import Known, Observation, Unknown
-from fleet_agent.domain.run import Closing, Message, MessageKind, NothingToDo, Run, RunRequest, Usage
+from fleet_agent.domain.run import (
+    Closing,
+    Compaction,
+    Message,
+    MessageKind,
+    ModelRequest,
+    NothingToDo,
+    Run,
+    RunRequest,
+    Usage,
+)
+from fleet_agent.domain.spending import Booking
 from fleet_agent.domain.triggers import Kind, Trigger
 from fleet_agent.domain.verdict import NOTHING, Verdict
+from fleet_agent.domain.waking import Look, bands
 from fleet_agent.store import reading, steering
 from fleet_agent.store.database import Database
 from fleet_agent.store.inbox import Post, post
@@ -28,6 +40,9 @@ from fleet_agent.store.ledger import GRACE
 NOON = datetime(2026, 3, 17, 12, 0, tzinfo=UTC)
 IMAGE = "example/prover@sha256:" + "a" * 64
 SEND_BY = timedelta(seconds=20)
+MODEL = "wise-one at http://model.test/v1"
+UNBOOKED = Booking(model=MODEL, hour=NOON, most=Usage())
+"""Of a reply that a test has without having asked."""
 
 
 class HandClock:
@@ -35,14 +50,20 @@ class HandClock:
 
     def __init__(self) -> None:
         self._now = NOON
+        self._elapsed = timedelta()
 
     def now(self) -> datetime:
         return self._now
 
     def elapsed(self) -> timedelta:
-        return self._now - NOON
+        return self._elapsed
 
     def advance(self, by: timedelta) -> None:
+        self._now += by
+        self._elapsed += by
+
+    def jump(self, by: timedelta) -> None:
+        """Somebody sets the clock: business time is another, and no time has passed."""
         self._now += by
 
 
@@ -82,15 +103,24 @@ class Fleet:
         offers: Sequence[Offer] = (),
         inventory: Known[Inventory] | Unknown | None = None,
         usage: Usage | None = None,
+        booking: Booking | None = None,
     ) -> tuple[Ruled, ...]:
         return await self.journal.record_reply(
             run,
             Message(turn=1, step=step, role="assistant", kind=MessageKind.TOOL_CALL, content="…"),
+            booking=booking or UNBOOKED,
             usage=usage or Usage(),
             effects=[(f"call-{number}", effect) for number, effect in enumerate(effects)],
             observation=self.observation(inventory),
             listing=Listing(offers=tuple(offers)),
         )
+
+    async def ask(self, run: Run, body: Mapping[str, Any] | None = None, most: Usage | None = None) -> Booking:
+        """A request that is about to be sent."""
+        request = ModelRequest(
+            body=dict(body or {}), compaction=Compaction(), taint=None, model=MODEL, most=most or Usage()
+        )
+        return await self.journal.about_to_ask(run, request)
 
     async def close(self, run: Run, *, may_go_on: bool = False, **closing: Any) -> Any:
         return await self.journal.close_or_go_on(run, self.closing(**closing), may_go_on=may_go_on)
@@ -227,7 +257,7 @@ class Fleet:
             "summary": "Nothing to do.",
             "exit_reason": "finished",
             "quiet": False,
-            "observation": self.observation(),
+            "bands": bands(Look(self.observation()), {}),
             "asked_model": True,
         }
         return Closing(**values | changes)

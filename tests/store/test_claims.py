@@ -94,6 +94,60 @@ async def test_a_run_whose_session_was_reset_takes_nothing_more(fleet: Fleet) ->
     assert isinstance(await fleet.close(run, may_go_on=True), Closed)
 
 
+# --- in the middle of a turn ------------------------------------------------------------------------------------------
+
+
+async def test_between_steps_a_run_takes_what_is_urgent_and_nothing_else(fleet: Fleet) -> None:
+    asking = await fleet.open()
+    await fleet.journal.write(asking, ScheduleNextCheck(minutes=20, reason="soon"))
+    await fleet.close(asking)
+    fleet.clock.advance(timedelta(minutes=20))
+    run = await fleet.open()
+    urgent = fleet.post(Kind.MESSAGE, "one more thing")
+    fleet.post(Kind.BOX_FAILED)
+    fleet.post(Kind.BOX_PROGRESS)
+
+    meanwhile = await fleet.journal.meanwhile(run, turn=2)
+
+    assert ids(meanwhile.claimed) == [urgent]
+    assert meanwhile.claimed.wakes == ()
+    assert [(row["turn"], row["content"]) for row in fleet.rows("message")] == [(2, "one more thing")]
+    assert (await fleet.journal.meanwhile(run, turn=2)).claimed == Claimed()
+
+
+async def test_between_steps_a_run_takes_no_suspect_event(fleet: Fleet) -> None:
+    run = await fleet.open()
+    suspect, innocent = fleet.post(), fleet.post()
+    suspected(fleet, suspect)
+
+    assert ids((await fleet.journal.meanwhile(run, turn=1)).claimed) == [innocent]
+
+
+async def test_between_steps_nothing_joins_a_suspect_event(fleet: Fleet) -> None:
+    await poison(fleet, attempts=SUSPECT_FROM)
+    run = await fleet.open()
+    await fleet.journal.collect(run, turn=1)
+    fleet.post()
+
+    assert (await fleet.journal.meanwhile(run, turn=1)).claimed == Claimed()
+
+
+async def test_between_steps_a_run_whose_session_was_reset_takes_nothing_and_is_told(fleet: Fleet) -> None:
+    run = await fleet.open()
+    fleet.post()
+    with fleet.database.exclusive(fleet.name) as tx:
+        steering.reset_session(tx, fleet.name, who="test", now=fleet.clock.now())
+
+    meanwhile = await fleet.journal.meanwhile(run, turn=1)
+
+    assert (meanwhile.session_was_reset, meanwhile.claimed) == (True, Claimed())
+
+
+def suspected(fleet: Fleet, event: int) -> None:
+    with fleet.database.transaction() as tx:
+        tx.execute(text("UPDATE inbox SET attempts = :n WHERE id = :id"), {"n": SUSPECT_FROM, "id": event})
+
+
 # --- consuming --------------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +283,12 @@ async def test_an_outage_of_the_model_counts_no_attempt(fleet: Fleet) -> None:
         ("slow down", True, 0),
         ("try later", True, 0),
         ("key refused", True, 0),
+        ("cancelled", True, 0),
+        ("database unreachable", True, 0),
+        ("database unusable", True, 0),
+        ("value error", False, 1),
+        ("found open by the next run", True, 1),
+        ("found open by the next run", False, 0),
     ],
 )
 async def test_an_attempt_counts_where_the_event_may_be_the_cause(
@@ -261,13 +321,42 @@ async def test_an_event_given_back_takes_its_twin_into_itself(fleet: Fleet) -> N
 
 async def test_a_suspect_event_is_claimed_alone_and_before_the_others(fleet: Fleet) -> None:
     suspect = await poison(fleet, attempts=SUSPECT_FROM)
-    innocent = fleet.post()
+    innocent = fleet.post(Kind.DEMAND_BAND)
 
     first = await fleet.journal.collect(run := await fleet.open(), turn=1)
     await fleet.close(run)
     second = await fleet.journal.collect(await fleet.open(), turn=1)
 
     assert (ids(first), ids(second)) == ([suspect], [innocent])
+
+
+async def test_a_person_does_not_wait_for_suspect_events(fleet: Fleet) -> None:
+    suspect = await poison(fleet, attempts=SUSPECT_FROM)
+    words = fleet.post(text="stop!")
+
+    first = await fleet.journal.collect(run := await fleet.open(), turn=1)
+    await fleet.close(run)
+    second = await fleet.journal.collect(await fleet.open(), turn=1)
+
+    assert (ids(first), ids(second)) == ([words], [suspect])
+
+
+async def test_many_suspects_are_halved_and_one_bad_event_is_soon_alone(fleet: Fleet) -> None:
+    """Control: alone from the first, forty events would be forty runs."""
+    events = [fleet.post(Kind.DEMAND_BAND) for _ in range(40)]
+    bad = events[7]
+    runs = 0
+    while not any(row["quarantined_at"] for row in fleet.rows("inbox")):
+        run = await fleet.open()
+        claimed = ids(await fleet.journal.collect(run, turn=1))
+        runs += 1
+        if bad in claimed:
+            await fail(fleet, run, after_a_reply=True)
+        else:
+            await fleet.close(run)
+
+    assert [row["id"] for row in fleet.rows("inbox") if row["quarantined_at"]] == [bad]
+    assert runs < 20
 
 
 async def test_a_run_with_a_suspect_event_takes_nothing_more_and_does_not_go_on(fleet: Fleet) -> None:
@@ -297,17 +386,53 @@ async def test_a_run_that_holds_something_leaves_a_suspect_event_to_another(flee
     fleet.post()
     run = await fleet.open()
     await fleet.journal.collect(run, turn=1)
-    suspect = fleet.post()
-    with fleet.database.transaction() as tx:
-        tx.execute(text("UPDATE inbox SET attempts = :n WHERE id = :id"), {"n": SUSPECT_FROM, "id": suspect})
+    suspected(fleet, fleet.post())
 
     assert await fleet.journal.collect(run, turn=1) == Claimed()
 
 
-async def test_an_event_is_put_aside_with_a_notice_and_never_claimed_again(fleet: Fleet) -> None:
+async def test_the_third_attempt_is_the_first_alone(fleet: Fleet) -> None:
+    event, other = fleet.post(), fleet.post()
+    together: list[list[int]] = []
+    for _ in range(3):
+        run = await fleet.open()
+        together.append(ids(await fleet.journal.collect(run, turn=1)))
+        await fail(fleet, run, after_a_reply=True)
+
+    assert together == [[event, other], [event, other], [event]]
+
+
+async def test_an_event_is_quarantined_with_a_notice_and_never_claimed_again(fleet: Fleet) -> None:
     event = await poison(fleet, attempts=QUARANTINE_FROM)
 
     assert await fleet.journal.collect(await fleet.open(), turn=1) == Claimed()
     assert [(row["what"], row["text"]) for row in fleet.rows("audit")] == [
-        ("quarantine", f"inbox event {event} (message) was put aside: 5 runs ended over it")
+        ("quarantine", f"inbox event {event} (message) is quarantined: 5 runs ended over it")
     ]
+    assert [row["key"] for row in fleet.rows("notice")] == [f"quarantine:{event}:{QUARANTINE_FROM}"]
+
+
+async def test_a_person_is_told_of_each_quarantine_of_an_event(fleet: Fleet) -> None:
+    event = await poison(fleet, attempts=QUARANTINE_FROM)
+    with fleet.database.exclusive(fleet.name) as tx:
+        claims.lift_quarantine(tx, fleet.name, event)
+    while not fleet.rows("inbox")[0]["quarantined_at"]:
+        run = await fleet.open()
+        await fleet.journal.collect(run, turn=1)
+        await fail(fleet, run, after_a_reply=True)
+
+    assert len(fleet.rows("notice")) == 2
+
+
+async def test_a_quarantined_event_takes_up_its_twin_when_it_is_released(fleet: Fleet) -> None:
+    quarantined = fleet.post(Kind.DEMAND_BAND, dedupe_key="band")
+    with fleet.database.transaction() as tx:
+        tx.execute(text("UPDATE inbox SET attempts = 5, quarantined_at = now()"))
+    fleet.post(Kind.DEMAND_BAND, dedupe_key="band", text="newer")
+    with fleet.database.exclusive(fleet.name) as tx:
+        assert claims.lift_quarantine(tx, fleet.name, quarantined) is None
+
+    (row,) = fleet.rows("inbox")
+    assert (row["id"], row["count"], row["text"], row["quarantined_at"]) == (quarantined, 2, "newer", None)
+    claimed = await fleet.journal.collect(await fleet.open(), turn=1)
+    assert [event.id for event in claimed.events] == [quarantined]

@@ -11,13 +11,13 @@ import psycopg
 import pytest
 from sqlalchemy import select, text
 
+from fleet_agent.domain.timeline import Timeline
 from fleet_agent.domain.triggers import Kind
 from fleet_agent.errors import DatabaseUnreachable, DatabaseUnusable
 from fleet_agent.store import audit
 from fleet_agent.store.database import (
     Database,
     DatabaseClock,
-    Timeline,
     open_database,
     schema_problem,
     server_problem,
@@ -194,6 +194,21 @@ def test_business_time_goes_on_monotonically_and_real_time_beside_it() -> None:
     assert clock.now() == NOON + timedelta(minutes=10)
     assert clock.now() == NOON + timedelta(minutes=12)
     assert clock.elapsed() == timedelta(seconds=103)
+
+
+def test_a_process_does_not_notice_that_somebody_sets_the_clock_until_it_reads_it_again() -> None:
+    """Control: the clock on the wall, by which the time between two looks would be an hour."""
+    wall, seconds = datetime(2026, 1, 1, 8, 0, tzinfo=UTC), iter([0.0, 1.0, 2.0, 2.0, 3.0])
+    line = Timeline(origin=wall, started_at=wall, speed=1)
+    clock = DatabaseClock(line, wall, monotonic=lambda: next(seconds))
+
+    before = clock.now()
+    on_the_wall = wall + timedelta(hours=1, seconds=2)
+    assert clock.now() - before == timedelta(seconds=1)
+    assert on_the_wall - before > timedelta(hours=1)
+
+    clock.read_again(on_the_wall)
+    assert clock.now() == on_the_wall + timedelta(seconds=1)
 
 
 def test_every_process_reads_the_same_time(database_url: str) -> None:

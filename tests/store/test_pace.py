@@ -130,3 +130,16 @@ async def test_a_database_that_does_not_answer_is_told_as_such():
 
     with pytest.raises(DatabaseUnreachable):
         await take(PostgresTurns(nothing_listens_here, KEY), EVERY_HOUR)
+
+
+async def test_a_turn_of_a_time_to_come_holds_nothing_up(database: Database):
+    """The clock was set back. Control: the pause that was asked for before it was set forth still holds."""
+    turns = PostgresTurns(database, KEY)
+    await turns.hold("list", 3 * HOUR)
+    let_pass(database, business=2 * HOUR)
+    await take(turns, EVERY_HOUR)
+    let_pass(database, business=-2 * HOUR)
+
+    assert await take(turns, EVERY_HOUR) == 0
+    assert await take(turns, EVERY_HOUR) == 1
+    assert await take(turns, EVERY_HOUR, "list") == 3

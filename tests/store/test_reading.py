@@ -69,7 +69,7 @@ async def test_the_status_counts_boxes_burn_and_what_is_on_its_way(ready: Fleet)
     assert (status["waiting_events"], status["something_urgent_waits"]) == (1, True)
 
 
-async def test_the_status_counts_what_was_put_aside(fleet: Fleet) -> None:
+async def test_the_status_counts_what_is_quarantined(fleet: Fleet) -> None:
     fleet.post(text="poison")
     before = fleet.state()["quarantined"]
     for _ in range(QUARANTINE_FROM):

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from fleet_agent import controls
 from fleet_agent.controls import Desk
+from fleet_agent.domain.run import ModelReply
 from fleet_agent.domain.triggers import Trigger
+from fleet_agent.errors import ContextTooLong
+from fleet_agent.ports import Model
 from fleet_agent.sim.scenarios import IDLE
 from fleet_agent.store import reading, wakes
 from tests.world import Installation, installation
@@ -124,3 +130,28 @@ async def test_a_verdict_in_writing_ends_a_run_like_the_finish_tool(database_url
         report = await fleet.run()
         assert report.summary["exit_reason"] == "verdict in text"
         assert report.summary["summary"] == "I looked at the queue and at the boxes and changed nothing."
+
+
+class TooLongOnce:
+    """A model whose server has less room than we thought, and says so once."""
+
+    def __init__(self, model: Model) -> None:
+        self.body, self.terms = model.body, model.terms
+        self._model = model
+        self.asked: list[int] = []
+
+    async def reply(self, body: Mapping[str, Any], *, within: timedelta) -> ModelReply:
+        self.asked.append(len(str(body["messages"])))
+        if len(self.asked) == 1:
+            raise ContextTooLong("the prompt is too long", fits=20_000)
+        return await self._model.reply(body, within=within)
+
+
+async def test_a_prompt_that_a_server_finds_too_long_is_made_shorter_once(fleet: Installation) -> None:
+    model = TooLongOnce(fleet.ports.model)
+    fleet.ports = replace(fleet.ports, model=model)
+
+    report = await fleet.run()
+
+    assert report.failed is None
+    assert len(model.asked) >= 2

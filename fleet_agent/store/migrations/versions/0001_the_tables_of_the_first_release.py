@@ -27,24 +27,68 @@ def upgrade() -> None:
         sa.Column("endpoint", sa.String(), nullable=False),
         sa.Column("free_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("counted", postgresql.ARRAY(sa.DateTime(timezone=True)), nullable=False),
+        sa.Column("written_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("account", "endpoint", name=op.f("account_pace_pkey")),
+    )
+    op.create_table(
+        "model_server",
+        sa.Column("server", sa.String(), nullable=False),
+        sa.Column("model", sa.String(), nullable=False),
+        sa.Column("rank", sa.Integer(), nullable=True),
+        sa.Column("ratios", postgresql.ARRAY(sa.Float()), nullable=False),
+        sa.Column("refused_ratio", sa.Float(), nullable=False),
+        sa.Column("truncates_since", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("exceeded_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("answered_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("failures", sa.Integer(), nullable=False),
+        sa.Column("failing_since", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("trouble", sa.String(), nullable=False),
+        sa.Column("needs_a_person", sa.Boolean(), nullable=False),
+        sa.Column("asked_again_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("tested_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("test", sa.String(), nullable=False),
+        sa.Column("test_passed", sa.Boolean(), nullable=True),
+        sa.PrimaryKeyConstraint("server", "model", name=op.f("model_server_pkey")),
     )
     op.create_table(
         "session_state",
         sa.Column("fleet", sa.String(), nullable=False),
         sa.Column("run_counter", sa.BigInteger(), nullable=False),
         sa.Column("current_run_id", sa.BigInteger(), nullable=True),
-        sa.Column("last_digest", sa.String(), nullable=True),
+        sa.Column("last_bands", postgresql.JSONB(), nullable=False),
         sa.Column("last_review_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("epoch", sa.Integer(), nullable=False),
         sa.Column("mode", sa.String(), nullable=False),
         sa.Column("objective", sa.String(), nullable=False),
         sa.Column("notes", sa.String(), nullable=False),
+        sa.Column("notes_by_run", sa.BigInteger(), nullable=True),
+        sa.Column("notes_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("compaction", postgresql.JSONB(), nullable=False),
         sa.Column("policy", postgresql.JSONB(), nullable=False),
         sa.Column("policy_version", sa.Integer(), nullable=False),
         sa.CheckConstraint("fleet ~ '^[a-z0-9-]{1,20}$'", name=op.f("session_state_fleet_fits_labels")),
         sa.CheckConstraint("mode IN ('live', 'dry_run', 'paused')", name=op.f("session_state_mode_is_known")),
+        sa.CheckConstraint(
+            "(notes_by_run IS NULL) = (notes_at IS NULL)", name=op.f("session_state_notes_have_an_author")
+        ),
         sa.PrimaryKeyConstraint("fleet", name=op.f("session_state_pkey")),
+    )
+    op.create_table(
+        "usage",
+        sa.Column("fleet", sa.String(), nullable=False),
+        sa.Column("hour", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("model", sa.String(), nullable=False),
+        sa.Column("calls", sa.Integer(), nullable=False),
+        sa.Column("tokens_in", sa.BigInteger(), nullable=False),
+        sa.Column("tokens_out", sa.BigInteger(), nullable=False),
+        sa.Column("cost_usd", sa.Numeric(precision=12, scale=6), nullable=False),
+        sa.Column("tokens_cached", sa.BigInteger(), nullable=False),
+        sa.Column("estimate", sa.BigInteger(), nullable=False),
+        sa.Column("reported", sa.BigInteger(), nullable=False),
+        sa.Column("chars", sa.BigInteger(), nullable=False),
+        sa.Column("chars_as_before", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name=op.f("usage_fleet_fkey")),
+        sa.PrimaryKeyConstraint("fleet", "hour", "model", name=op.f("usage_pkey")),
     )
     op.create_table(
         "audit",
@@ -103,8 +147,11 @@ def upgrade() -> None:
         sa.Column("status", sa.String(), nullable=False),
         sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("reason", sa.String(), nullable=False),
+        sa.Column("reason_tainted", sa.Boolean(), nullable=False),
         sa.Column("steps", sa.Integer(), nullable=False),
         sa.Column("wrote", sa.Boolean(), nullable=False),
+        sa.Column("tainted_until", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("mark", sa.String(), nullable=True),
         sa.Column("tokens_in", sa.BigInteger(), nullable=False),
         sa.Column("tokens_out", sa.BigInteger(), nullable=False),
         sa.Column("tokens_cached", sa.BigInteger(), nullable=False),
@@ -116,16 +163,27 @@ def upgrade() -> None:
         sa.Column("quiet", sa.Boolean(), nullable=False),
         sa.Column("no_op", sa.Boolean(), nullable=False),
         sa.Column("in_prompt", sa.Boolean(), nullable=False),
+        sa.Column("left_out_because", sa.String(), nullable=True),
         sa.Column("closed_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint(
             "status IN ('open', 'closed', 'failed', 'interrupted', 'superseded')", name=op.f("run_status_is_known")
         ),
         sa.CheckConstraint("trigger IN ('heartbeat', 'wake', 'event', 'manual')", name=op.f("run_trigger_is_known")),
+        sa.CheckConstraint(
+            "left_out_because IN ('the model was not asked', 'it changed nothing', "
+            "'it did not finish and did nothing')",
+            name=op.f("run_left_out_because_is_known"),
+        ),
+        sa.CheckConstraint("(tainted_until IS NULL) = (mark IS NULL)", name=op.f("run_tainted_has_a_mark")),
         sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name=op.f("run_fleet_fkey")),
         sa.PrimaryKeyConstraint("fleet", "run_id", name=op.f("run_pkey")),
         sa.UniqueConstraint("flow_run_id", "attempt", name=op.f("run_flow_run_id_attempt_key")),
     )
     op.create_index("run_one_open_a_fleet", "run", ["fleet"], unique=True, postgresql_where=sa.text("status = 'open'"))
+    op.create_index(
+        "run_in_prompt", "run", ["fleet", "epoch", "run_id"], unique=False, postgresql_where=sa.text("in_prompt")
+    )
+    op.create_index(op.f("run_fleet_opened_at_idx"), "run", ["fleet", "opened_at"], unique=False)
     op.create_table(
         "action",
         sa.Column("id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
@@ -173,6 +231,13 @@ def upgrade() -> None:
         unique=False,
         postgresql_where=sa.text("status IN ('intended', 'sent', 'unknown')"),
     )
+    op.create_index(
+        "action_awaiting_approval",
+        "action",
+        ["fleet"],
+        unique=False,
+        postgresql_where=sa.text("status = 'awaiting_approval'"),
+    )
     op.create_table(
         "inbox",
         sa.Column("id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
@@ -187,10 +252,12 @@ def upgrade() -> None:
         sa.Column("received_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("text", sa.String(), nullable=False),
         sa.Column("payload", postgresql.JSONB(), nullable=False),
+        sa.Column("tainted", sa.Boolean(), nullable=False),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("claimed_by_run", sa.BigInteger(), nullable=True),
         sa.Column("consumed_by_run", sa.BigInteger(), nullable=True),
         sa.Column("quarantined_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("rings", sa.Integer(), nullable=False),
         sa.CheckConstraint(
             "consumed_by_run IS NULL OR consumed_by_run = claimed_by_run", name=op.f("inbox_consumed_by_its_claimant")
         ),
@@ -217,6 +284,13 @@ def upgrade() -> None:
         postgresql_where=sa.text("claimed_by_run IS NULL AND quarantined_at IS NULL"),
     )
     op.create_index(
+        "inbox_quarantined",
+        "inbox",
+        ["fleet"],
+        unique=False,
+        postgresql_where=sa.text("quarantined_at IS NOT NULL"),
+    )
+    op.create_index(
         "inbox_open",
         "inbox",
         ["fleet"],
@@ -235,7 +309,14 @@ def upgrade() -> None:
         sa.Column("kind", sa.String(), nullable=False),
         sa.Column("content", sa.String(), nullable=False),
         sa.Column("call_id", sa.String(), nullable=True),
+        sa.Column("failed", sa.Boolean(), nullable=False),
         sa.Column("calls", postgresql.JSONB(), nullable=False),
+        sa.Column("events", postgresql.ARRAY(sa.BigInteger()), nullable=False),
+        sa.Column("wakes", postgresql.ARRAY(sa.BigInteger()), nullable=False),
+        sa.Column("tainted_until", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("model", sa.String(), nullable=False),
+        sa.Column("estimate", sa.Integer(), nullable=False),
+        sa.Column("reported", sa.Integer(), nullable=False),
         sa.Column("at", sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(
             ["fleet", "run_id"], ["run.fleet", "run.run_id"], name=op.f("message_fleet_run_id_fkey")
@@ -244,6 +325,34 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("seq", name=op.f("message_pkey")),
     )
     op.create_index(op.f("message_fleet_run_id_idx"), "message", ["fleet", "run_id"], unique=False)
+    op.create_index(
+        "message_of_a_person",
+        "message",
+        ["fleet", "epoch", "seq"],
+        unique=False,
+        postgresql_where=sa.text("kind = 'human'"),
+    )
+    op.create_index(
+        "message_one_result_a_call",
+        "message",
+        ["fleet", "run_id", "call_id"],
+        unique=True,
+        postgresql_where=sa.text("role = 'tool'"),
+    )
+    op.create_table(
+        "notice",
+        sa.Column("id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
+        sa.Column("fleet", sa.String(), nullable=False),
+        sa.Column("key", sa.String(), nullable=False),
+        sa.Column("text", sa.String(), nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("told_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("how", sa.String(), nullable=False),
+        sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name=op.f("notice_fleet_fkey")),
+        sa.PrimaryKeyConstraint("id", name=op.f("notice_pkey")),
+        sa.UniqueConstraint("fleet", "key", name=op.f("notice_fleet_key_key")),
+    )
+    op.create_index("notice_untold", "notice", ["fleet"], unique=False, postgresql_where=sa.text("told_at IS NULL"))
     op.create_table(
         "question",
         sa.Column("fleet", sa.String(), nullable=False),
@@ -270,10 +379,14 @@ def upgrade() -> None:
         sa.Column("wake_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("reason", sa.String(), nullable=False),
         sa.Column("asked_by", sa.String(), nullable=False),
+        sa.Column("asked_by_run", sa.BigInteger(), nullable=True),
         sa.Column("asked_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("status", sa.String(), nullable=False),
         sa.Column("claimed_by_run", sa.BigInteger(), nullable=True),
         sa.Column("processed_by_run", sa.BigInteger(), nullable=True),
+        sa.Column("flow_run_id", sa.String(), nullable=True),
+        sa.Column("generation", sa.Integer(), nullable=False),
+        sa.Column("rings", sa.Integer(), nullable=False),
         sa.CheckConstraint(
             "(processed_by_run IS NULL) = (status <> 'processed')", name=op.f("wake_processed_by_one_run")
         ),
@@ -284,8 +397,18 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(
             ["fleet", "processed_by_run"], ["run.fleet", "run.run_id"], name=op.f("wake_fleet_processed_by_run_fkey")
         ),
+        sa.ForeignKeyConstraint(
+            ["fleet", "asked_by_run"], ["run.fleet", "run.run_id"], name=op.f("wake_fleet_asked_by_run_fkey")
+        ),
         sa.ForeignKeyConstraint(["fleet"], ["session_state.fleet"], name=op.f("wake_fleet_fkey")),
         sa.PrimaryKeyConstraint("id", name=op.f("wake_pkey")),
+    )
+    op.create_index(
+        "wake_shown",
+        "wake",
+        ["wake_at", "id"],
+        unique=False,
+        postgresql_where=sa.text("status = 'pending' OR status = 'cancelled' AND flow_run_id IS NOT NULL"),
     )
     op.create_index(
         "wake_pending", "wake", ["fleet", "wake_at"], unique=False, postgresql_where=sa.text("status = 'pending'")
@@ -303,4 +426,7 @@ def upgrade() -> None:
     # the two tables refer to each other
     op.create_foreign_key(
         "session_state_current_run_fkey", "session_state", "run", ["fleet", "current_run_id"], ["fleet", "run_id"]
+    )
+    op.create_foreign_key(
+        "session_state_notes_by_run_fkey", "session_state", "run", ["fleet", "notes_by_run"], ["fleet", "run_id"]
     )

@@ -1,0 +1,60 @@
+"""One installation for all tests that kill nothing of it, and what must hold after every test."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from tests import prefect_home as prefect_home  # before anything imports Prefect
+from tests.blackbox.house import House, Setup, built
+from tests.blackbox.truths import broken
+from tests.blackbox.variants import prefetches
+
+PROCESS = "fleet-agent-process"
+SETUPS = [
+    pytest.param(Setup(), id="resident"),
+    pytest.param(Setup(pool=PROCESS), id="process", marks=pytest.mark.soak),
+]
+WITH_OTHER_PREFETCHES = [
+    *SETUPS,
+    pytest.param(Setup(differs=prefetches(10)), id="resident, prefetch 10", marks=pytest.mark.soak),
+    pytest.param(Setup(pool=PROCESS, differs=prefetches(10)), id="process, prefetch 10", marks=pytest.mark.soak),
+    pytest.param(Setup(pool=PROCESS, differs=prefetches(0)), id="process, prefetch 0", marks=pytest.mark.soak),
+]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test with both workers; with each way to propose a run before its time those that are about when a run
+    begins, or about many that wait."""
+    if "shared_house" in metafunc.fixturenames:
+        about_when = metafunc.definition.get_closest_marker("any_prefetch") is not None
+        metafunc.parametrize("shared_house", WITH_OTHER_PREFETCHES if about_when else SETUPS, indirect=True)
+
+
+@pytest.fixture(scope="session")
+def shared_house(request: pytest.FixtureRequest) -> Generator[House]:
+    with built(request.param) as house:
+        yield house
+
+
+@pytest.fixture
+def house(shared_house: House) -> Generator[House]:
+    """The shared installation, at rest before and after, with its heartbeats paused."""
+    yield from at_rest(shared_house)
+
+
+@pytest.fixture
+def own_house(request: pytest.FixtureRequest) -> Generator[House]:
+    """An installation of its own, for a test that needs another set-up (parametrized indirectly) or ruins this one."""
+    with built(getattr(request, "param", Setup())) as house:
+        yield from at_rest(house)
+
+
+def at_rest(house: House) -> Generator[House]:
+    if not house.setup.held:
+        house.begin()
+    yield house
+    house.open_gate()
+    house.until_at_rest()
+    assert broken(house) == []
