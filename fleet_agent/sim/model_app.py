@@ -4,8 +4,8 @@
 
 A reply is a function of the request, the policy and the seed alone, so that a repeated request gets the same reply and
 a run can be replayed. Outside the paths of the real API, `GET /sim/requests` shows what was asked, `POST /sim/faults`
-arms a fault and `DELETE /sim/faults/{name}` disarms it, `PUT /sim/gate` makes replies wait and `GET /sim/gate` says how
-many do.
+arms a fault and `DELETE /sim/faults/{name}` disarms it, `PUT /sim/gate` makes a run's replies wait and `GET /sim/gate`
+says how many do.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from fleet_agent.sim.clock import SimClock
 from fleet_agent.sim.gate import Gate
 from fleet_agent.sim.model_faults import FAULTS, ModelFaults, error
 from fleet_agent.sim.policies import POLICIES, Policy, Reply
-from fleet_agent.sim.prompt import read_prompt
+from fleet_agent.sim.prompt import Prompt, read_prompt
 
 MODEL = "simulated-operator"
 REQUESTS_KEPT = 100
@@ -103,10 +103,13 @@ class ModelFace:
         except BadRequest as refusal:
             self._asked.append(Asked(body, refused=str(refusal), fault=None))
             return error(400, str(refusal), refusal.code)
-        completion = self._completion(cast("dict[str, Any]", body), chat)
-        if not await _before_hanging_up(request, self._gate.go_through()):
+        prompt = read_prompt(chat.messages, chat.tools)
+        completion = self._completion(cast("dict[str, Any]", body), chat, prompt)
+        # A test of the connection is no step of a run: nobody who holds a run waits for it.
+        is_of_a_run = prompt.observation is not None
+        if is_of_a_run and not await _before_hanging_up(request, self._gate.go_through()):
             return error(499, "the client hung up", "client_closed_request")
-        armed = self._faults.take()
+        armed = self._faults.take(of_a_run=is_of_a_run)
         self._asked.append(Asked(body, refused=None, fault=armed.name if armed else None))
         if armed is None:
             return JSONResponse(completion)
@@ -125,7 +128,7 @@ class ModelFace:
         return JSONResponse([asdict(asked) for asked in self._asked])
 
     async def arm(self, request: Request) -> Response:
-        """Takes `{"name": …, "times": 1, "seconds": 1}`; 400 for a fault that does not exist."""
+        """Takes `{"name": …, "times": 1, "seconds": 1, "of_runs": false}`; 400 for a fault that does not exist."""
         try:
             self._faults.arm(**await request.json())
         except (TypeError, ValueError) as refusal:
@@ -150,9 +153,9 @@ class ModelFace:
     def _refuses_key_of(self, request: Request) -> bool:
         return self._api_key is not None and request.headers.get("authorization") != f"Bearer {self._api_key}"
 
-    def _completion(self, body: dict[str, Any], chat: ChatRequest) -> dict[str, Any]:
+    def _completion(self, body: dict[str, Any], chat: ChatRequest, prompt: Prompt) -> dict[str, Any]:
         digest = hashlib.sha256(f"{self._seed}/{json.dumps(body['messages'])}".encode()).hexdigest()
-        reply = self._policy(read_prompt(chat.messages, chat.tools), seeded(digest))
+        reply = self._policy(prompt, seeded(digest))
         message = _assistant_message(reply, digest)
         completion_tokens = message_tokens(message)
         return {

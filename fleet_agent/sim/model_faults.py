@@ -23,6 +23,7 @@ class Armed:
     name: str
     times: int
     seconds: float
+    of_runs: bool
 
 
 class ModelFaults:
@@ -31,25 +32,26 @@ class ModelFaults:
     def __init__(self) -> None:
         self._armed: list[Armed] = []
 
-    def arm(self, name: str, *, times: int = 1, seconds: float = 1.0) -> None:
-        """Raises ValueError for a name that is not in FAULTS, and for `times` below 1."""
+    def arm(self, name: str, *, times: int = 1, seconds: float = 1.0, of_runs: bool = False) -> None:
+        """`of_runs`: only requests of a run meet it, and no test of the connection.
+
+        Raises ValueError for a name that is not in FAULTS, and for `times` below 1."""
         if name not in FAULTS:
             raise ValueError(f"no fault is named {name!r}; the faults are {', '.join(FAULTS)}")
         if times < 1:
             raise ValueError("times must be at least 1")
-        self._armed.append(Armed(name, times, seconds))
+        self._armed.append(Armed(name, times, seconds, of_runs))
 
     def disarm(self, name: str) -> None:
         self._armed = [armed for armed in self._armed if armed.name != name]
 
-    def take(self) -> Armed | None:
+    def take(self, *, of_a_run: bool = False) -> Armed | None:
         """The fault that strikes this request, if one is armed; one occurrence of it is used up."""
-        if not self._armed:
-            return None
-        armed = self._armed[0]
-        armed.times -= 1
-        if armed.times == 0:
-            self._armed.pop(0)
+        armed = next((each for each in self._armed if of_a_run or not each.of_runs), None)
+        if armed is not None:
+            armed.times -= 1
+            if armed.times == 0:
+                self._armed.remove(armed)
         return armed
 
 

@@ -18,17 +18,17 @@ class Scenario:
 FIRST_LIGHT = Scenario(
     name="first-light",
     market=MarketConfig(
-        loading=(timedelta(seconds=60), timedelta(seconds=75)),
-        productive_after=timedelta(seconds=250),
+        loading=(timedelta(seconds=20), timedelta(seconds=25)),
+        productive_after=timedelta(seconds=60),
     ),
-    demand=DemandScript(waiting=14, effort=0.012),
+    demand=DemandScript(waiting=14, effort=0.004),
 )
-"""One batch of small proofs, done between the second and the third heartbeat after somebody rented.
+"""One batch of small proofs, done well within a heartbeat after somebody rented.
 
-Nothing moves before boxes are rented, so a late start shifts the whole story and changes nothing. The boxes take long
-to measure themselves, so that the second heartbeat finds them up and all of the work still waiting; the proofs are so
-small that even slow boxes are through before the earliest third heartbeat. A second heartbeat that comes even later
-finds the work done and destroys, and the third has nothing to do: a rent, a no-op and a destroy are shown either way.
+Nothing moves before boxes are rented, so a late start shifts the whole story and changes nothing. The first run happens
+because something was said, so the second, a heartbeat, may follow after a moment or after five minutes. After a moment
+it finds all of the work still waiting, changes nothing, and the third, five minutes later, destroys; later it finds the
+work done and destroys, and the third has nothing to do. A rent, a no-op and a destroy are shown either way.
 """
 
 CALM_DAY = Scenario(

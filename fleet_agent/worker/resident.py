@@ -243,7 +243,10 @@ class ResidentWorker(BeginsOrGivesBack[OurFlowsConfiguration, BaseVariables, Res
         if (again := self._announced.look_again_after) is not None:
             seconds.append(again)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), max(0.0, min(seconds)) if seconds else None)
+            # Not wait_for: before Python 3.12 it forgets a cancellation that comes together with what it waits for, and
+            # a worker that was told to end went on looking.
+            async with asyncio.timeout(max(0.0, min(seconds)) if seconds else None):
+                await self._wake.wait()
 
     async def _get_scheduled_flow_runs(self) -> list[WorkerFlowRunResponse]:
         """What to begin now, in the order in which it became due; notes when the next is due."""

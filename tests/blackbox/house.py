@@ -501,7 +501,9 @@ class World:
         return self._http.get(f"{self._model}/sim/gate").raise_for_status().json()["waiting"]
 
     def model_fault(self, name: str, *, times: int = 1) -> None:
-        self._http.post(f"{self._model}/sim/faults", json={"name": name, "times": times}).raise_for_status()
+        """For runs alone: a worker tests its model when it has begun, whatever a test is about."""
+        fault = {"name": name, "times": times, "of_runs": True}
+        self._http.post(f"{self._model}/sim/faults", json=fault).raise_for_status()
 
     def no_more(self, name: str) -> None:
         self._http.delete(f"{self._model}/sim/faults/{name}").raise_for_status()

@@ -21,6 +21,8 @@ BODY: dict[str, Any] = {
     "tools": [{"type": "function", "function": {"name": "list_boxes", "parameters": {"type": "object"}}}],
 }
 
+OF_A_RUN = [*BODY["messages"], {"role": "user", "content": "[observation]\nboxes: live=0\n[/observation]"}]
+
 
 def client(**options: Any) -> httpx.AsyncClient:
     app = create_app(clock=ManualClock(NOON), **options)
@@ -154,6 +156,13 @@ async def test_a_disarmed_fault_strikes_no_more(model: httpx.AsyncClient):
     assert (await ask(model)).status_code == 200
 
 
+async def test_a_fault_of_runs_leaves_a_test_of_the_connection_alone(model: httpx.AsyncClient):
+    await model.post("/sim/faults", json={"name": "http_500", "of_runs": True})
+    assert (await ask(model)).status_code == 200
+    assert (await ask(model, messages=OF_A_RUN)).status_code == 500
+    assert (await ask(model, messages=OF_A_RUN)).status_code == 200
+
+
 # --- the gate ---------------------------------------------------------------------------------------------------------
 
 
@@ -165,7 +174,7 @@ async def waiting(model: httpx.AsyncClient, number: int) -> None:
 
 async def test_a_closed_gate_holds_replies_until_they_may_pass(model: httpx.AsyncClient):
     await model.put("/sim/gate", json={"pass": 0})
-    asking = [asyncio.create_task(ask(model)) for _ in range(3)]
+    asking = [asyncio.create_task(ask(model, messages=OF_A_RUN)) for _ in range(3)]
     await waiting(model, 3)
     await model.put("/sim/gate", json={"pass": 1})
     await waiting(model, 2)
@@ -173,6 +182,11 @@ async def test_a_closed_gate_holds_replies_until_they_may_pass(model: httpx.Asyn
     await model.put("/sim/gate", json={"pass": None})
     assert [(await each).status_code for each in asking] == [200, 200, 200]
     await waiting(model, 0)
+
+
+async def test_a_test_of_the_connection_passes_a_closed_gate(model: httpx.AsyncClient):
+    await model.put("/sim/gate", json={"pass": 0})
+    assert (await ask(model)).status_code == 200
 
 
 @pytest.mark.parametrize("body", [{"pass": -1}, {"pass": "all"}, {}])

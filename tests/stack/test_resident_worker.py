@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -624,6 +624,46 @@ async def test_a_run_that_is_still_being_begun_is_not_taken_a_second_time() -> N
     assert await worker.looks_while_it_begins(found(uuid4(), -1)) == []
     worker.take_no_more()
     assert worker.is_done()
+
+
+class IsTold(ProbingWorker):
+    async def ends(self, until_woken: Callable[[], Awaitable[None]], *, ticks: int) -> bool:
+        """Whether it is over when it is told to end so many ticks of the loop after it was woken."""
+
+        async def go_on() -> None:
+            while True:
+                await until_woken()
+                self._wake.clear()
+
+        going_on = asyncio.create_task(go_on())
+        await asyncio.sleep(0.01)
+        self._wake.set()
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        going_on.cancel()
+        ended, _ = await asyncio.wait({going_on}, timeout=0.1)
+        going_on.cancel()
+        return bool(ended)
+
+    async def until_woken(self) -> None:
+        await self._until_woken()
+
+    async def until_woken_naively(self) -> None:
+        await asyncio.wait_for(self._wake.wait(), WITHIN)
+
+
+MOMENTS = range(6)
+
+
+async def test_who_is_told_to_end_while_it_is_woken_ends() -> None:
+    worker = IsTold(Probe())
+    assert all([await worker.ends(worker.until_woken, ticks=ticks) for ticks in MOMENTS])
+
+
+async def test_control_waiting_with_wait_for_it_would_go_on_before_python_3_12() -> None:
+    worker = IsTold(Probe())
+    ends = all([await worker.ends(worker.until_woken_naively, ticks=ticks) for ticks in MOMENTS])
+    assert ends == (sys.version_info >= (3, 12))
 
 
 class CannotLook(ProbingWorker):
