@@ -29,7 +29,9 @@ from fleet_agent.domain.tokens import by_bytes
 from fleet_agent.domain.triggers import Kind, Trigger
 from fleet_agent.ports import Ports
 from fleet_agent.sim.clock import ManualClock
-from fleet_agent.sim.scenarios import FIRST_LIGHT, Scenario
+from fleet_agent.sim.demand import DemandScript
+from fleet_agent.sim.market import MarketConfig
+from fleet_agent.sim.scenarios import Scenario
 from fleet_agent.sim.world import World, open_world
 from fleet_agent.store import reading, steering
 from fleet_agent.store.database import Database, open_database
@@ -43,6 +45,16 @@ IMAGE = "example/prover@sha256:" + "a" * 64
 HEARTBEAT = timedelta(minutes=5)
 ADDRESS = "http://simulator.invalid"
 KEY = {"Authorization": "Bearer made-up"}
+
+A_BATCH = Scenario(
+    name="a-batch",
+    market=MarketConfig(
+        loading=(timedelta(seconds=60), timedelta(seconds=75)),
+        productive_after=timedelta(seconds=250),
+    ),
+    demand=DemandScript(waiting=14, effort=0.012),
+)
+"""Work for two boxes: it still waits at the heartbeat after they were rented, and is done at the next."""
 
 
 class StoryClock:
@@ -141,7 +153,7 @@ class Installation:
 async def installation(
     database_url: str,
     *,
-    scenario: Scenario = FIRST_LIGHT,
+    scenario: Scenario = A_BATCH,
     model: str = "sensible",
     seed: int = 1,
     key_wanted: str | None = None,

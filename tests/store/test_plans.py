@@ -14,7 +14,6 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.event import listen, remove
 
-from fleet_agent.sim.scenarios import FIRST_LIGHT
 from fleet_agent.store.database import Database
 from tests.history import write_history
 from tests.world import NOON, Installation, installation
@@ -64,7 +63,7 @@ async def a_day(fleet: Installation) -> None:
 
 @pytest.mark.parametrize("runs", [6_000, pytest.param(100_000, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
 async def test_no_statement_of_a_run_reads_the_whole_history(database_url: str, runs: int) -> None:
-    async with installation(database_url, scenario=FIRST_LIGHT) as fleet:
+    async with installation(database_url) as fleet:
         write_history(fleet.database, runs=runs, until=NOON, every=5)
         await fleet.run()  # the first prompt of a history that nobody has compacted counts it once
         with overheard() as sent:
@@ -76,7 +75,7 @@ async def test_no_statement_of_a_run_reads_the_whole_history(database_url: str, 
 
 
 async def test_control_without_its_index_the_log_of_a_run_is_looked_for_in_all_messages(database_url: str) -> None:
-    async with installation(database_url, scenario=FIRST_LIGHT) as fleet:
+    async with installation(database_url) as fleet:
         write_history(fleet.database, runs=2_000, until=NOON)
         await fleet.run()
         with fleet.database.transaction() as tx:

@@ -33,7 +33,6 @@ from fleet_agent import controls
 from fleet_agent.controls import Desk
 from fleet_agent.domain.report import Report
 from fleet_agent.domain.triggers import Kind, Trigger
-from fleet_agent.sim.scenarios import FIRST_LIGHT
 from fleet_agent.store import reading, session, steering
 from fleet_agent.store.inbox import Post, post
 from tests.postgres import TemporaryPostgres
@@ -66,7 +65,7 @@ class Conversation(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.clone: AbstractContextManager[str] = self.postgres.clone()
-        self.opened = installation(self.clone.__enter__(), scenario=FIRST_LIGHT)
+        self.opened = installation(self.clone.__enter__())
         self.fleet: Installation = self.loop.run(self.opened.__aenter__())
         self.desk = Desk(
             database=self.fleet.database, clock=self.fleet.ports.clock, fleet="main", who="test", place="here"
