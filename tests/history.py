@@ -8,12 +8,12 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from fleet_agent.domain.ledger import ActionStatus
-from fleet_agent.domain.rules import Decision
+from fleet_agent.domain.rules import Actor, Decision
 from fleet_agent.domain.run import MessageKind
 from fleet_agent.domain.triggers import Kind, Priority, Trigger
 from fleet_agent.store import session, tables
 from fleet_agent.store.database import Database
-from fleet_agent.store.tables import Actor, RunStatus, WakeStatus
+from fleet_agent.store.tables import RunStatus, WakeStatus
 
 BETWEEN_RUNS = timedelta(minutes=5)
 

@@ -23,15 +23,6 @@ class ActionStatus(StrEnum):
     EXPIRED = "expired"
 
 
-class Actor(StrEnum):
-    """Who asks for an effect; each has its own rules."""
-
-    AGENT = "agent"
-    PLANNER = "planner"
-    WATCH = "watch"
-    OPERATOR = "operator"
-
-
 class Ruled(Frozen):
     """An effect with its ruling; `key` names its row, for refused ones too.
 

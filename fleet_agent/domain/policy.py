@@ -48,8 +48,8 @@ class Limits(Frozen):
     max_destroys_per_hour: Annotated[int, Field(ge=0, le=1000, description="of all runs together")] = 20
     min_age: Annotated[
         timedelta,
-        Field(ge=timedelta(0), description="such as PT15M; a younger box is not given up: its start is paid already"),
-    ] = timedelta(minutes=15)
+        Field(ge=timedelta(0), description="such as PT5M; a younger box is not given up: its start is paid already"),
+    ] = timedelta(minutes=5)
 
 
 class OfferFloors(Frozen):
@@ -141,6 +141,9 @@ class Approvals(Frozen):
         Decimal,
         Field(ge=0, description="what a run may rent by itself that has read words from outside, all together, $/h"),
     ] = Decimal("0.50")
+    tainted_max_destroys: Annotated[
+        int, Field(ge=0, le=50, description="boxes that such a run may give up by itself")
+    ] = 1
     expire_after: Annotated[
         timedelta, Field(gt=timedelta(0), le=timedelta(days=7), description="such as PT4H; then it is refused")
     ] = timedelta(hours=4)

@@ -22,8 +22,8 @@ from sqlmodel import Field, SQLModel
 
 from fleet_agent.domain.fleet import Stage
 from fleet_agent.domain.hosts import Failure
-from fleet_agent.domain.ledger import ActionStatus, Actor
-from fleet_agent.domain.rules import Decision, Mode
+from fleet_agent.domain.ledger import ActionStatus
+from fleet_agent.domain.rules import Actor, Decision, Mode
 from fleet_agent.domain.triggers import Trigger
 
 SCHEMA_VERSION = "0002"
