@@ -16,7 +16,7 @@ from fleet_agent.domain.context import Budget, compose, turn_block
 from fleet_agent.domain.fleet import Inventory, ours
 from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.domain.policy import Policy
-from fleet_agent.domain.rules import Mode
+from fleet_agent.domain.rules import Actor, Mode
 from fleet_agent.domain.run import Message, MessageKind, Run
 from fleet_agent.domain.tokens import request_tokens
 from fleet_agent.domain.triggers import Kind, Trigger
@@ -24,7 +24,7 @@ from fleet_agent.domain.wakes import CannotRead, NewWake, NoWake, time_until
 from fleet_agent.errors import AlreadyGone, FixSetup, LookFirst, TryLater
 from fleet_agent.ports import Clock, CountTokens, Market, Ports
 from fleet_agent.steps.observe import glance
-from fleet_agent.store import audit, claims, ledger, reading, session, sightings, steering, tokens, wakes
+from fleet_agent.store import actions, audit, claims, ledger, reading, session, sightings, steering, tokens, wakes
 from fleet_agent.store.database import Database
 from fleet_agent.store.inbox import Post, post
 from fleet_agent.store.installation import installation
@@ -246,13 +246,13 @@ def _sight(desk: Desk, inventory: Inventory, ordered: dict[int, str]) -> tuple[l
         now = desk.clock.now()
         name = installation(tx).name
         # A paused fleet sends no rent, and a run that was killed leaves intents that nobody else would end.
-        ledger.expire_intents(tx, desk.fleet, now=now)
+        actions.expire_intents(tx, desk.fleet, now=now, of=tuple(Actor))
         sightings.record_sighting(tx, desk.fleet, inventory, now=now)
         listed = {i.id for i in inventory.instances if ours(i, installation=name, fleet=desk.fleet)}
         known = {box.vast_id for box in ledger.boxes(tx, desk.fleet) if box.vast_id is not None}
         for vast_id in listed | known:
             if vast_id not in ordered:
-                ordered[vast_id] = ledger.order_destroy(tx, desk.fleet, vast_id, now=now)
+                ordered[vast_id] = actions.order_destroy(tx, desk.fleet, vast_id, now=now)
         return sorted(listed | known), ledger.may_still_appear(tx, desk.fleet)
 
 
@@ -267,6 +267,6 @@ async def _destroy(desk: Desk, market: Market, vast_id: int, key: str, tell: Cal
         outcome, status = error.cause, ActionStatus.UNKNOWN
     tell(outcome)
     with desk.database.exclusive(desk.fleet) as tx:
-        ledger.record_outcome(tx, key, status, outcome, vast_id=None, now=desk.clock.now())
+        actions.record_outcome(tx, key, status, outcome, vast_id=None, now=desk.clock.now())
         if gone:
             ledger.unknown_to_provider(tx, desk.fleet, vast_id, now=desk.clock.now())

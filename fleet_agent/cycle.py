@@ -77,7 +77,7 @@ from fleet_agent.errors import (
     FleetAgentError,
 )
 from fleet_agent.ports import Ports
-from fleet_agent.steps.act import act
+from fleet_agent.steps.act import act, hands_of
 from fleet_agent.steps.alive import signs_of_life
 from fleet_agent.steps.observe import observe
 from fleet_agent.steps.read import read
@@ -162,6 +162,8 @@ class View:
     standing: Standing
     observation: Observation
     unsettled: tuple[Unsettled, ...]
+    carried_out: tuple[str, ...] = ()
+    """What a person had approved and this look began with."""
 
     def look(self) -> Look:
         return Look(self.observation, self.unsettled, self.standing.approvals)
@@ -189,7 +191,12 @@ async def _look(talk: Talk) -> View:
     """Read what is in force, look at the world, and see what an earlier run left open."""
     standing = await talk.ports.journal.standing(talk.run)
     observation = await observe(talk.run, talk.ports)
-    return View(standing, observation, await settle(talk.run, talk.ports))
+    settled = await settle(talk.run, talk.ports, standing, observation)
+    if settled.carried_out:
+        talk.answers += settled.carried_out
+        standing = await talk.ports.journal.standing(talk.run)
+        observation = await observe(talk.run, talk.ports)
+    return View(standing, observation, settled.open, settled.carried_out)
 
 
 async def _go_back_to(talk: Talk) -> Progress:
@@ -205,6 +212,8 @@ async def _go_back_to(talk: Talk) -> Progress:
 
 def is_quiet(talk: Talk, view: View) -> bool:
     """A heartbeat without a reason to ask the model closes at once; a run that has begun to talk goes on."""
+    if view.carried_out:
+        return False
     return talk.run.trigger is Trigger.HEARTBEAT and not talk.steps and not _why_ask(talk, view)
 
 
@@ -236,6 +245,7 @@ async def _converse(talk: Talk, view: View, at_hand: Progress | None) -> Closing
             view.unsettled,
             talk.ports.clock.now(),
             talk.ports.count_tokens,
+            carried_out=view.carried_out,
             mark=talk.ports.draw_mark(),
         )
         await _show(talk, block)
@@ -477,7 +487,7 @@ async def _result_of(talk: Talk, view: View, call: ToolCall, tool: Tool | Malfor
         case Finish():
             return Result(sentence="The run ends here.")
         case Effect():
-            done = await act(talk.run, talk.ports, view.standing, tool, ruled[call.id])
+            done = await act(hands_of(talk.run, talk.ports, view.standing), tool, ruled[call.id])
             return done.model_copy(update={"sentence": clean(done.sentence)})
         case Read():
             result, listing = await read(talk.run, talk.ports, tool, policy=view.standing.policy, seen=view.observation)

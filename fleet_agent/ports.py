@@ -23,6 +23,7 @@ from fleet_agent.domain.observation import Account, Observation
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Ruling
 from fleet_agent.domain.run import (
+    Approved,
     Claimed,
     Closed,
     Closing,
@@ -250,6 +251,23 @@ class Logbook(Protocol):
     async def told(self, notice: Untold, *, how: str) -> None: ...
 
 
+class Ledger(Protocol):
+    """An action from sending to outcome, whoever asked for it: what `steps/act.py` needs of our database.
+
+    Everything raises DatabaseUnreachable.
+    """
+
+    async def mark_sent(self, key: str, *, send_by: timedelta) -> Ruling:
+        """Last thing before a call: what may have changed since the ruling is read again and `sent` is committed.
+
+        A ruling other than allow means: do not send. Raises RunSuperseded where a run acts that lost the fence."""
+        ...
+
+    async def record_outcome(self, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None = None) -> None:
+        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row."""
+        ...
+
+
 class Journal(Protocol):
     """Our database. One call is one transaction in one thread hop, shielded from cancellation.
 
@@ -301,6 +319,17 @@ class Journal(Protocol):
         ...
 
     async def unsettled(self, run: Run) -> tuple[Unsettled, ...]: ...
+
+    async def approved(self, run: Run) -> tuple[Approved, ...]:
+        """What a person approved and nobody has carried out yet, oldest first; what came too late is expired."""
+        ...
+
+    async def carry_out_approved(
+        self, run: Run, key: str, action: Effect, *, observation: Observation, listing: Listing
+    ) -> Ruled:
+        """Judge an approved action anew, within its bound, and make its row the intent; used once. `action` is what
+        lies within the bound now. Raises RunSuperseded."""
+        ...
 
     async def collect(self, run: Run, *, turn: int) -> Claimed:
         """Claim every waiting event and every due wake. Human messages enter the log in the same transaction."""

@@ -214,6 +214,7 @@ def turn_block(
     count_tokens: CountTokens,
     *,
     mark: str,
+    carried_out: Sequence[str] = (),
 ) -> str:
     """What a turn is about: the trigger, what happened, the human's words verbatim, what is seen and what is open.
 
@@ -224,6 +225,7 @@ def turn_block(
         *_changed(standing, Look(observation, unsettled, standing.approvals)),
         *happenings(claimed.events, count_tokens, mark=mark),
         *(f"Wake is due: {_why_woken(wake, now, count_tokens)}" for wake in claimed.wakes),
+        *(f"Done just now: {sentence}" for sentence in carried_out),
         observation_block(observation, now),
         *_open_questions(unsettled),
     ]

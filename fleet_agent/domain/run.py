@@ -6,11 +6,15 @@ These are what the story (`cycle.py`), the prompt (`context.py`) and the journal
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
+from fleet_agent.domain.actions import Effect
+from fleet_agent.domain.approvals import Grant
+from fleet_agent.domain.fleet import Offer
 from fleet_agent.domain.ledger import Deed, Ruled
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Mode
@@ -210,6 +214,18 @@ class Approval(Frozen):
     arguments: dict[str, Any]
     sentence: str
     asked_at: datetime
+    bound: str = ""
+    """What a person's word would grant, in words."""
+
+
+@dataclass(frozen=True)
+class Approved:
+    """An action that a person approved and nobody has carried out yet; `offer` is the one that was asked about."""
+
+    key: str
+    action: Effect
+    offer: Offer | None
+    grant: Grant
 
 
 class Standing(Frozen):

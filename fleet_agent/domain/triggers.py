@@ -44,6 +44,7 @@ class Kind(StrEnum):
     MESSAGE = "message"
     RUN_NOW = "run_now"
     CONFIG_CHANGE = "config_change"
+    APPROVAL = "approval"
     DEMAND_BAND = "demand_band"
     ALERT_FIRING = "alert_firing"
     ALERT_RESOLVED = "alert_resolved"
@@ -56,6 +57,7 @@ PRIORITY: dict[Kind, Priority] = {
     Kind.MESSAGE: Priority.URGENT,
     Kind.RUN_NOW: Priority.URGENT,
     Kind.CONFIG_CHANGE: Priority.URGENT,
+    Kind.APPROVAL: Priority.URGENT,
     Kind.DEMAND_BAND: Priority.CHANGE,
     Kind.ALERT_FIRING: Priority.CHANGE,
     Kind.ALERT_RESOLVED: Priority.CHANGE,

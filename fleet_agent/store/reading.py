@@ -15,6 +15,7 @@ from fleet_agent.domain.money import UsdPerHour, total
 from fleet_agent.domain.rules import Mode
 from fleet_agent.domain.run import Standing
 from fleet_agent.store import claims, conversation, ledger, model_servers, notices, session, spending, tables
+from fleet_agent.store.actions import open_approvals
 from fleet_agent.store.database import real_now
 from fleet_agent.store.installation import installation, timeline_of
 from fleet_agent.store.tables import WAITS, RunStatus, WakeStatus
@@ -34,7 +35,7 @@ def standing(tx: Session, fleet: str, *, epoch: int, now: datetime) -> Standing:
         objective=state.objective,
         read_at=now,
         notes=session.notes(tx, fleet),
-        approvals=ledger.open_approvals(tx, fleet),
+        approvals=open_approvals(tx, fleet),
         wakes=pending(tx, fleet),
         words=words,
         words_in_all=words_in_all,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, ClassVar
 
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from fleet_agent.domain import rules
 from fleet_agent.domain.actions import EFFECTS, DestroyBox, Effect, NotifyHuman, RentBox
+from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import Box, Instance, Inventory, Offer, Stage
-from fleet_agent.domain.observation import Known, Unknown
+from fleet_agent.domain.observation import Account, Known, Unknown
 from fleet_agent.domain.policy import Launch, Limits, Policy
 from fleet_agent.domain.rules import Decision, Mode, Situation, judge
 
@@ -45,7 +46,8 @@ def box(**changes: Any) -> Box:
     values: dict[str, Any] = {
         "key": "r1-s1-c0-zzzz", "label": "fa/abc123/main/r1-s1-c0-zzzz", "vast_id": 101, "machine_id": 11,
         "gpu_name": "RTX 4090", "num_gpus": 1, "usd_per_hour": Decimal("0.40"), "stage": Stage.PROVING,
-        "rented_at": NOW, "protected": False,
+        "agreed_usd_per_hour": Decimal("0.40"), "rented_at": NOW - timedelta(hours=1),
+        "stage_since": NOW - timedelta(hours=1), "protected": False,
     }  # fmt: skip
     return Box(**values | changes)
 
@@ -54,13 +56,23 @@ def listed(*instances: Instance) -> Known[Inventory]:
     return Known(value=Inventory(instances=instances, seen_at=NOW), seen_at=NOW)
 
 
+def work(*, running: int, seen_at: datetime = NOW) -> Known[Demand]:
+    demand = Demand(
+        pending=0, running=running, oldest_pending=None, done_per_hour=None, failed_per_hour=None, seen_at=seen_at
+    )
+    return Known(value=demand, seen_at=seen_at)
+
+
 def situation(**changes: Any) -> Situation:
     values: dict[str, Any] = {
+        "now": NOW,
         "installation": "abc123",
         "fleet": "main",
         "mode": Mode.LIVE,
         "policy": Policy(launch=Launch(image=IMAGE)),
         "inventory": Known(value=Inventory(instances=(instance(),), seen_at=NOW), seen_at=NOW),
+        "demand": work(running=0),
+        "account": Known(value=Account(credit_usd=Decimal(100)), seen_at=NOW),
         "boxes": (box(),),
         "in_flight_count": 0,
         "in_flight_usd_per_hour": Decimal(0),

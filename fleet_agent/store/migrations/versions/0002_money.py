@@ -80,6 +80,7 @@ def upgrade() -> None:
     op.add_column("action", sa.Column("approved_by", sa.String(), nullable=True))
     op.add_column("action", sa.Column("approved_at", sa.DateTime(timezone=True), nullable=True))
     op.add_column("action", sa.Column("sent_by_run", sa.BigInteger(), nullable=True))
+    op.execute("UPDATE action SET sent_by_run = run_id WHERE sent_at IS NOT NULL")
     op.create_index(
         "action_sent",
         "action",
