@@ -236,11 +236,15 @@ def tool_definitions() -> tuple[dict[str, Any], ...]:
 
 
 def _parameters(tool: type[Tool]) -> dict[str, Any]:
-    """JSON schema without the titles and the class docstring that pydantic adds: the model pays for every token."""
+    """JSON schema without the titles, docstrings and references that pydantic adds: the model pays for every token."""
     schema = tool.model_json_schema()
     schema.pop("description", None)
     schema.pop("title", None)
+    named = schema.pop("$defs", {})
     for field in schema.get("properties", {}).values():
         field.pop("title", None)
+        if "$ref" in field:
+            words = named[field.pop("$ref").rpartition("/")[2]]
+            field |= {"type": words["type"], "enum": words["enum"]}
     schema.setdefault("properties", {})
     return schema

@@ -56,9 +56,9 @@ TARGET_TOKENS = 27_000
 SMALL_TOKENS = 18_000
 """Down to here once it was too large: a cut that only just fits would move at every step, and no prefix would last."""
 
-NOTES_TOKENS = 1_500
+NOTES_TOKENS = 1_000
 WAKE_TOKENS = 60
-MOST_APPROVALS = 10
+MOST_APPROVALS = 5
 APPROVAL_TOKENS = 60
 PAST_RUN_TOKENS = 800
 """Of the last words of one earlier run."""
