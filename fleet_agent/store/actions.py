@@ -423,7 +423,7 @@ def action_of(tx: Session, key: str) -> Action:
     return tx.scalars(select(Action).where(Action.key == key)).one()
 
 
-def _awaiting(fleet: str) -> Select[tuple[Action]]:
+def _awaiting(fleet: str) -> Select[Action]:
     return (
         select(Action)
         .where(Action.fleet == fleet, Action.status == ActionStatus.AWAITING_APPROVAL)
