@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from fleet_agent.domain.actions import Effect, Tool
 from fleet_agent.domain.fleet import Box, Inventory
+from fleet_agent.domain.hosts import Ban
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled, Unsettled
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.rules import Ruling
@@ -34,7 +35,7 @@ from fleet_agent.domain.run import (
 from fleet_agent.domain.spending import Booking
 from fleet_agent.errors import RunSuperseded
 from fleet_agent.ports import Clock
-from fleet_agent.store import actions, conversation, ledger, reading, runs, sightings
+from fleet_agent.store import actions, conversation, hosts, ledger, reading, runs, sightings
 from fleet_agent.store.database import Database
 from fleet_agent.store.threads import LONGEST_CALL, in_thread
 
@@ -103,6 +104,9 @@ class PostgresJournal:
                 tx, run, key, action, observation=observation, listing=listing, now=self._clock.now()
             ),
         )
+
+    async def bans(self, run: Run) -> tuple[Ban, ...]:
+        return await self._plain(lambda tx: hosts.bans(tx, run.fleet, now=self._clock.now()))
 
     async def collect(self, run: Run, *, turn: int) -> Claimed:
         return await self._fenced(run, lambda tx: runs.collect(tx, run, turn=turn, now=self._clock.now()))
