@@ -18,7 +18,7 @@ from fleet_agent.domain.bell import ShownWake, Waiting
 from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import Box, Inventory, Offer
 from fleet_agent.domain.flow_run import FlowRun
-from fleet_agent.domain.hosts import Ban
+from fleet_agent.domain.hosts import Ban, Failure
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled, Unsettled
 from fleet_agent.domain.observation import Account, Observation
 from fleet_agent.domain.policy import Policy
@@ -277,8 +277,18 @@ class Ledger(Protocol):
         A ruling other than allow means: do not send. Raises RunSuperseded where a run acts that lost the fence."""
         ...
 
-    async def record_outcome(self, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None = None) -> None:
-        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row."""
+    async def record_outcome(
+        self,
+        key: str,
+        status: ActionStatus,
+        outcome: str,
+        *,
+        vast_id: int | None = None,
+        blame: Failure | None = None,
+    ) -> None:
+        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row.
+
+        `blame`: what a rent that failed says of its machine, where it says anything; such a rent was in vain."""
         ...
 
 
@@ -391,8 +401,18 @@ class Journal(Protocol):
         A ruling other than allow means: do not send. Raises RunSuperseded."""
         ...
 
-    async def record_outcome(self, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None = None) -> None:
-        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row."""
+    async def record_outcome(
+        self,
+        key: str,
+        status: ActionStatus,
+        outcome: str,
+        *,
+        vast_id: int | None = None,
+        blame: Failure | None = None,
+    ) -> None:
+        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row.
+
+        `blame`: what a rent that failed says of its machine, where it says anything; such a rent was in vain."""
         ...
 
     async def write(self, run: Run, tool: Tool, *, answer: Message | None = None) -> Result:

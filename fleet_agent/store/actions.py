@@ -26,7 +26,7 @@ from sqlmodel import and_, col, select
 from fleet_agent.domain.actions import TOOLS, DestroyBox, DrainBox, Effect, RentBox
 from fleet_agent.domain.approvals import Grant, bound_of
 from fleet_agent.domain.fleet import Label, Offer, Stage
-from fleet_agent.domain.hosts import machines_of
+from fleet_agent.domain.hosts import Failure, machines_of
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.policy import Policy
@@ -365,12 +365,19 @@ def order_destroy(tx: Session, fleet: str, vast_id: int, *, now: datetime) -> st
 
 
 def record_outcome(
-    tx: Session, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None, now: datetime
+    tx: Session,
+    key: str,
+    status: ActionStatus,
+    outcome: str,
+    *,
+    vast_id: int | None,
+    blame: Failure | None = None,
+    now: datetime,
 ) -> None:
     """What the provider answered, or that its answer is unknown. DONE is never overwritten.
 
     Nor does a late "unknown" reopen what a look has settled: nothing would settle it again. Never fenced, for it is a
-    fact.
+    fact. `blame`: what it says of the machine of a rent.
     """
     row = action_of(tx, key)
     box = tx.get(tables.Box, row.box_key) if row.box_key else None
@@ -388,10 +395,20 @@ def record_outcome(
                 ledger.back(box, now)
         case RentBox.name, ActionStatus.FAILED:
             ledger.gone(box, outcome, now)
+            if blame is not None:
+                _in_vain(tx, box, blame, outcome, now)
         case DestroyBox.name, ActionStatus.FAILED if box.stage == Stage.DESTROYING:
             ledger.back(box, now)
         case _:
             pass
+
+
+def _in_vain(tx: Session, box: tables.Box, blame: Failure, outcome: str, now: datetime) -> None:
+    """Its machine is avoided for a while, and so is renting where one rent after the other comes to this."""
+    policy = session.policy(tx, box.fleet)
+    where = (box.machine_id, box.num_gpus, box.gpu_name)
+    hosts.failed(tx, box.fleet, *where, blame, outcome, by="fleet-agent", bounds=policy.bans, now=now)
+    hosts.rent_failed(tx, box.fleet, outcome, most=policy.watch.rent_failures, now=now)
 
 
 def settle(row: Action, status: ActionStatus, outcome: str, now: datetime) -> None:

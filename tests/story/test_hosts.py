@@ -11,8 +11,9 @@ import pytest
 
 from fleet_agent.domain.hosts import Failure
 from fleet_agent.domain.run import ModelReply
-from fleet_agent.ports import OfferQuery, Offers
+from fleet_agent.ports import OfferQuery, Offers, RentOrder
 from fleet_agent.sim.prompt import read_offers
+from fleet_agent.steps import act
 from fleet_agent.store import hosts, session
 from tests.story.saying import Call, Saying, finish, prints, says
 from tests.story.test_limits import LOOSE, Passing
@@ -33,6 +34,18 @@ class CheapestFirst(Saying):
         elif last["role"] == "user":
             self.replies = [[("search_offers", {})]]
         return await super().reply(body, within=within)
+
+
+class PurseEmptiesMeanwhile(Passing):
+    """The account's credit ends between the last look and the create."""
+
+    def __init__(self, fleet: Installation) -> None:
+        super().__init__(fleet.ports.market)
+        self._fleet = fleet
+
+    async def rent(self, order: RentOrder) -> int:
+        self._fleet.sim.market.faults.arm("credit_zero", times=1)
+        return await self.market.rent(order)
 
 
 class Forgetful(Passing):
@@ -199,3 +212,54 @@ async def test_control_a_run_that_read_nothing_from_outside_bans_for_a_year(flee
     says(fleet, [bans(machine, Failure.SECURITY)], [finish()])
     await fleet.run()
     assert [ban["failure"] for ban in ban_rows(fleet)] == [Failure.SECURITY]
+
+
+# --- whose fault it is -----------------------------------------------------------------------------------------------
+
+
+async def test_out_of_credit_bans_nobody_and_is_no_failure_of_renting(greedy: Installation) -> None:
+    greedy.ports = replace(greedy.ports, market=PurseEmptiesMeanwhile(greedy))
+    await greedy.run()
+    (rent,) = greedy.actions("rent_box")
+    assert (rent["status"], "credit" in rent["outcome"]) == ("failed", True)
+    assert ban_rows(greedy) == []
+    assert greedy.status()["rent_failures"] == 0
+
+
+async def test_who_blames_the_machine_for_whatever_fails_bans_it_for_an_empty_purse(
+    greedy: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+    monkeypatch.setattr(act, "failure_of_a_rent", lambda _: Failure.TRANSIENT)
+    greedy.ports = replace(greedy.ports, market=PurseEmptiesMeanwhile(greedy))
+    await greedy.run()
+    assert [ban["machine_id"] for ban in ban_rows(greedy)] == picked(greedy)
+    assert greedy.status()["rent_failures"] == 1
+
+
+async def test_a_machine_that_refuses_is_left_alone_and_renting_stops_where_every_one_does(
+    greedy: Installation,
+) -> None:
+    """Five machines in a row are no accident: a person is told, and the sixth is not asked."""
+    greedy.sim.market.faults.arm("offer_gone")
+    for _ in range(6):
+        await greedy.run()
+    rents = greedy.actions("rent_box")
+    assert len(set(picked(greedy))) == 6
+    assert [(rent["status"], rent["code"]) for rent in rents[4:]] == [
+        ("failed", "allowed"),
+        ("refused", "rent_breaker"),
+    ]
+    assert "5 rents in a row came to nothing" in greedy.status()["newest_notice"]
+
+
+async def test_a_box_that_comes_as_far_as_its_work_ends_a_row_of_failures(greedy: Installation) -> None:
+    greedy.sim.market.faults.arm("offer_gone", times=2)
+    for _ in range(3):
+        await greedy.run()
+    assert greedy.status()["rent_failures"] == 2
+    for _ in range(3):
+        says(greedy)
+        await greedy.heartbeat()
+    assert [box["stage"] for box in greedy.boxes()] == ["proving"]
+    assert greedy.status()["rent_failures"] == 0
