@@ -7,17 +7,18 @@ clock. No adapter retries an effect: what may have happened is looked for, never
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from fleet_agent.domain.actions import Effect, Tool
 from fleet_agent.domain.bell import ShownWake, Waiting
 from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import Box, Inventory, Offer
 from fleet_agent.domain.flow_run import FlowRun
+from fleet_agent.domain.hosts import Ban, Failure
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled, Unsettled
 from fleet_agent.domain.observation import Account, Observation
 from fleet_agent.domain.policy import Policy
@@ -66,6 +67,19 @@ class OfferQuery(Frozen):
     gpu_name: str | None = None
     offer_id: int | None = None
     limit: int = 20
+    banned: frozenset[int] = frozenset()
+    """Machines of which no offer is wanted."""
+
+
+class Offers(tuple[Offer, ...]):
+    """What a search found, in its order. `left_out`: on how many machines more, had these not been banned."""
+
+    left_out: int
+
+    def __new__(cls, offers: Iterable[Offer] = (), *, left_out: int = 0) -> Self:
+        made = super().__new__(cls, offers)
+        made.left_out = left_out
+        return made
 
 
 class RentOrder(Frozen):
@@ -93,8 +107,8 @@ class Market(Protocol):
         """Every instance of the account. Raises InventoryUnknown unless every page was read and the count agrees."""
         ...
 
-    async def offers(self, query: OfferQuery) -> tuple[Offer, ...]:
-        """Offers that meet the floors of the policy, cheapest first, one per machine."""
+    async def offers(self, query: OfferQuery) -> Offers:
+        """Offers that meet the floors of the policy, cheapest first, one per machine and none of a banned one."""
         ...
 
     async def account(self) -> Account: ...
@@ -263,8 +277,18 @@ class Ledger(Protocol):
         A ruling other than allow means: do not send. Raises RunSuperseded where a run acts that lost the fence."""
         ...
 
-    async def record_outcome(self, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None = None) -> None:
-        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row."""
+    async def record_outcome(
+        self,
+        key: str,
+        status: ActionStatus,
+        outcome: str,
+        *,
+        vast_id: int | None = None,
+        blame: Failure | None = None,
+    ) -> None:
+        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row.
+
+        `blame`: what a rent that failed says of its machine, where it says anything; such a rent was in vain."""
         ...
 
 
@@ -331,6 +355,10 @@ class Journal(Protocol):
         lies within the bound now. Raises RunSuperseded."""
         ...
 
+    async def bans(self, run: Run) -> tuple[Ban, ...]:
+        """Those in force at this moment: what has failed since the run began is banned too."""
+        ...
+
     async def collect(self, run: Run, *, turn: int) -> Claimed:
         """Claim every waiting event and every due wake. Human messages enter the log in the same transaction."""
         ...
@@ -373,8 +401,18 @@ class Journal(Protocol):
         A ruling other than allow means: do not send. Raises RunSuperseded."""
         ...
 
-    async def record_outcome(self, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None = None) -> None:
-        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row."""
+    async def record_outcome(
+        self,
+        key: str,
+        status: ActionStatus,
+        outcome: str,
+        *,
+        vast_id: int | None = None,
+        blame: Failure | None = None,
+    ) -> None:
+        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row.
+
+        `blame`: what a rent that failed says of its machine, where it says anything; such a rent was in vain."""
         ...
 
     async def write(self, run: Run, tool: Tool, *, answer: Message | None = None) -> Result:

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from fleet_agent.domain.money import show_rate, show_usd
-from fleet_agent.domain.show import one_line
+from fleet_agent.domain.show import gpu, one_line
 from fleet_agent.domain.triggers import Priority
 
 Row = Mapping[str, Any]
@@ -155,6 +155,24 @@ USAGE_COLUMNS: tuple[Column, ...] = (
     ("our count", lambda row: f"{row['estimate']:,}"),
     ("the server's", lambda row: f"{row['reported']:,}"),
     ("as before", lambda row: f"{row['chars_as_before'] / row['chars']:.0%}" if row["chars"] else ""),
+)
+
+BAN_COLUMNS: tuple[Column, ...] = (
+    ("machine", lambda row: str(row["machine_id"])),
+    ("banned until (UTC)", lambda row: f"{row['expires_at']:%Y-%m-%d %H:%M}"),
+    ("because it is", lambda row: row["failure"]),
+    ("by", lambda row: row["banned_by"]),
+    ("reason", lambda row: row["reason"]),
+)
+
+HOST_COLUMNS: tuple[Column, ...] = (
+    ("machine", lambda row: str(row["machine_id"])),
+    ("gpus", lambda row: gpu(row["num_gpus"], row["gpu_name"])),
+    ("best proofs/h", lambda row: "" if row["best_proofs_per_hour"] is None else f"{row['best_proofs_per_hour']:g}"),
+    ("measured (UTC)", lambda row: _time(row, "measured_at")),
+    ("failures", lambda row: ", ".join(f"{count} {failure}" for failure, count in row["failures"].items())),
+    ("the last one (UTC)", lambda row: _time(row, "failed_at")),
+    ("reason", lambda row: row["last_failure"]),
 )
 
 WAKE_COLUMNS: tuple[Column, ...] = (

@@ -40,7 +40,7 @@ from fleet_agent.domain.run import (
 from fleet_agent.domain.show import gpu
 from fleet_agent.domain.spending import Booking
 from fleet_agent.errors import FleetAgentError
-from fleet_agent.ports import DemandSource, Journal, Market, Model, Notifier, OfferQuery, Ports, RentOrder
+from fleet_agent.ports import DemandSource, Journal, Market, Model, Notifier, OfferQuery, Offers, Ports, RentOrder
 
 Answer = TypeVar("Answer")
 
@@ -87,7 +87,7 @@ class TaskedMarket:
     async def inventory(self) -> Inventory:
         return await _shown("list boxes", "list the boxes", self._market.inventory)
 
-    async def offers(self, query: OfferQuery) -> tuple[Offer, ...]:
+    async def offers(self, query: OfferQuery) -> Offers:
         wanted = (
             f"look at offer {query.offer_id} again" if query.offer_id else f"search {query.gpu_name or 'all'} offers"
         )

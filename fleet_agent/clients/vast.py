@@ -65,7 +65,7 @@ from fleet_agent.errors import (
     StopRenting,
     TryLater,
 )
-from fleet_agent.ports import Clock, OfferQuery, RentOrder
+from fleet_agent.ports import Clock, OfferQuery, Offers, RentOrder
 
 LIST = "the list of boxes"
 SEARCH = "the search for offers"
@@ -163,7 +163,7 @@ class VastMarket:
             raise InventoryUnknown(error.cause, error.remedy) from error
         return Inventory(instances=tuple(_instance(row) for row in rows), seen_at=seen_at)
 
-    async def offers(self, query: OfferQuery) -> tuple[Offer, ...]:
+    async def offers(self, query: OfferQuery) -> Offers:
         async with _at_most(self._read_deadline, SEARCH):
             listed = await self._read(SEARCH, OfferList, "POST", "/api/v0/bundles/", json=_search(query))
         understood = [row for document in listed.offers if (row := OfferRow.understood(document))]
@@ -323,7 +323,7 @@ def _search(query: OfferQuery) -> dict[str, Any]:
         "type": "on-demand",
         "order": [["dph_total", "asc"]],
         # Several offers may stand on one machine, and some fall to our own filter: without a reserve few would be left.
-        "limit": query.limit * 4,
+        "limit": (query.limit + len(query.banned)) * 4,
     }
     if names := [query.gpu_name] if query.gpu_name else list(floors.gpu_names):
         wanted["gpu_name"] = {"in": names}
@@ -536,13 +536,14 @@ def _offer(row: OfferRow) -> Offer:
     )
 
 
-def _cheapest_per_machine(offers: list[Offer], query: OfferQuery) -> tuple[Offer, ...]:
-    """The floors and the question applied on our side, cheapest first, one per machine."""
+def _cheapest_per_machine(offers: list[Offer], query: OfferQuery) -> Offers:
+    """The floors, the question and the bans applied on our side, cheapest first, one per machine."""
     best: dict[int, Offer] = {}
     for offer in sorted(offers, key=lambda offer: (offer.usd_per_hour, offer.id)):
         if _answers(offer, query) and unmet_floor(offer, query.policy) is None:
             best.setdefault(offer.machine_id, offer)
-    return tuple(best.values())[: query.limit]
+    wanted = [offer for machine_id, offer in best.items() if machine_id not in query.banned]
+    return Offers(wanted[: query.limit], left_out=len(best) - len(wanted))
 
 
 def _answers(offer: Offer, query: OfferQuery) -> bool:

@@ -17,6 +17,7 @@ from fleet_agent.domain.run import Standing
 from fleet_agent.store import claims, conversation, ledger, model_servers, notices, session, spending, tables
 from fleet_agent.store.actions import open_approvals
 from fleet_agent.store.database import real_now
+from fleet_agent.store.hosts import bans, benchmarks, in_force
 from fleet_agent.store.installation import installation, timeline_of
 from fleet_agent.store.tables import WAITS, RunStatus, WakeStatus
 from fleet_agent.store.wakes import pending
@@ -43,6 +44,8 @@ def standing(tx: Session, fleet: str, *, epoch: int, now: datetime) -> Standing:
         past_runs=past_runs,
         last_bands=state.last_bands,
         last_review_at=state.last_review_at,
+        bans=bans(tx, fleet, now=now),
+        benchmarks=benchmarks(tx, fleet),
     )
 
 
@@ -101,6 +104,22 @@ def boxes(tx: Session, fleet: str) -> list[dict[str, Any]]:
             select(tables.Box)
             .where(tables.Box.fleet == fleet, tables.Box.stage != Stage.GONE)
             .order_by(col(tables.Box.rented_at), col(tables.Box.key))
+        )
+    )
+
+
+def host_bans(tx: Session, fleet: str, *, now: datetime) -> list[dict[str, Any]]:
+    """The bans in force, newest first; of several on one machine the one that ends last."""
+    return _rows(in_force(tx, fleet, now=now))
+
+
+def hosts(tx: Session, fleet: str) -> list[dict[str, Any]]:
+    """What is remembered of machines, for each number of GPUs that was rented there."""
+    return _rows(
+        tx.scalars(
+            select(tables.Host)
+            .where(tables.Host.fleet == fleet)
+            .order_by(col(tables.Host.machine_id), col(tables.Host.num_gpus))
         )
     )
 
