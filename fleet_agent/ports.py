@@ -1,8 +1,9 @@
 """What the story needs of the world. Each docstring is the contract that an adapter keeps and a test may rely on.
 
-`Market`, `Model`, `DemandSource` and `Notifier` reach outside; `Journal`, `Belfry` and `Logbook` are our database as a
-run, the bell and the watch see it; `Orchestrator` is Prefect seen from our side; `Clock` is time. All are async but the
-clock. No adapter retries an effect: what may have happened is looked for, never repeated (`LookFirst`).
+`Market`, `Model`, `DemandSource` and `Notifier` reach outside; `Journal`, `Belfry`, `Logbook` and `Books` are our
+database as a run, the bell, the watch and the housekeeping see it; `Orchestrator` is Prefect seen from our side;
+`Clock` is time. All are async but the clock. No adapter retries an effect: what may have happened is looked for, never
+repeated (`LookFirst`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from fleet_agent.domain.run import (
     Usage,
 )
 from fleet_agent.domain.spending import Booking, Terms
+from fleet_agent.domain.spent import Charge, Reckoning
 from fleet_agent.domain.tokens import CountTokens
 from fleet_agent.domain.triggers import Doorbell, Trigger
 from fleet_agent.domain.values import Frozen
@@ -112,6 +114,14 @@ class Market(Protocol):
         ...
 
     async def account(self) -> Account: ...
+
+    async def charges(self, since: datetime, until: datetime) -> tuple[Charge, ...]:
+        """What the provider charged for each box of the account, gone ones too, from the UTC day of `since` to `until`.
+
+        A box may have one charge or several; what is charged late comes in a later answer. TryLater unless every page
+        was read and their number agrees.
+        """
+        ...
 
     async def rent(self, order: RentOrder) -> int:
         """Rent and return the provider's id. Called at most once per label, never retried.
@@ -289,6 +299,21 @@ class Ledger(Protocol):
         """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row.
 
         `blame`: what a rent that failed says of its machine, where it says anything; such a rent was in vain."""
+        ...
+
+
+class Books(Protocol):
+    """Our database as the housekeeping sees it: all fleets. Everything raises DatabaseUnreachable."""
+
+    async def charges_from(self, now: datetime) -> datetime:
+        """From when on charges are to be read, so that the bill of each box is whole that may still change."""
+        ...
+
+    async def compare(self, charges: Sequence[Charge], *, since: datetime, read_at: datetime) -> Reckoning:
+        """Keep what was charged for each box, and have a person told, once, of what does not fit.
+
+        `charges` are all from `since` on, as they stood at `read_at`.
+        """
         ...
 
 

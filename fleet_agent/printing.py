@@ -51,7 +51,9 @@ def print_status(found: Row) -> None:
         "tree": f"running (pid {found['tree']})" if found["tree"] else "not running: nothing watches",
         "mode": found["mode"],
         "boxes": f"{found['boxes']} live, {found['in_flight']} in flight",
-        "burn": show_rate(found["burn_usd_per_hour"]),
+        "burn": f"{show_rate(found['burn_usd_per_hour'])}, and {show_rate(found['in_flight_usd_per_hour'])} reserved",
+        "spent": _spent(found),
+        "credit": _credit(found),
         "last run": f"#{last['run_id']} {_trigger(last)}: {_outcome(last)}, {last['exit_reason']}" if last else "none",
         "waiting": f"{found['waiting_events']} events, {found['pending_wakes']} wakes",
         "next wake": f"{next_wake:%Y-%m-%d %H:%M:%S} UTC" if next_wake else "none",
@@ -70,6 +72,20 @@ def print_status(found: Row) -> None:
         print(f"QUESTION   {one_line(question)}")
     for model in found["models"]:
         print(f"{'model':<10} {one_line(_model(model))}")
+
+
+def _spent(found: Row) -> str:
+    cap = found["max_usd_per_day"]
+    bound = "" if cap is None else f" of {show_usd(cap)}"
+    return f"{show_usd(found['box_usd_of_day'])}{bound} in 24 h, {show_usd(found['box_usd_of_hour'])} of it this hour"
+
+
+def _credit(found: Row) -> str:
+    if found["credit_usd"] is None:
+        return "unknown: no look of the watch has read it"
+    lasts = found["runway"]
+    left = "" if lasts is None else f", lasts {lasts.total_seconds() / 3600:.0f} h at this burn"
+    return f"{show_usd(found['credit_usd'])} at {_time(found, 'credit_seen_at')} UTC{left}"
 
 
 def _model(row: Row) -> str:
