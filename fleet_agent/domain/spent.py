@@ -136,7 +136,8 @@ class Bill(Frozen):
 
 
 def bills(charges: Iterable[Charge]) -> dict[int, Bill]:
-    """One for each box, by the provider's number."""
+    """One for each box, by the provider's number; to the digits that are kept, or one that stands still would seem to
+    have grown."""
     of_box: dict[int, list[Charge]] = {}
     for charge in charges:
         of_box.setdefault(charge.vast_id, []).append(charge)
@@ -144,8 +145,8 @@ def bills(charges: Iterable[Charge]) -> dict[int, Bill]:
         vast_id: Bill(
             vast_id=vast_id,
             label=next((each.label for each in reversed(parts) if each.label), ""),
-            usd=_sum(each.usd for each in parts),
-            rent_usd=_sum(each.rent_usd for each in parts),
+            usd=_sum(each.usd for each in parts).quantize(SMALLEST, ROUND_HALF_UP),
+            rent_usd=_sum(each.rent_usd for each in parts).quantize(SMALLEST, ROUND_HALF_UP),
         )
         for vast_id, parts in of_box.items()
     }

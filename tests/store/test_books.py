@@ -92,6 +92,18 @@ async def test_a_box_that_is_gone_and_goes_on_being_charged_is_told_once(ready: 
     assert "box 101" in notice["text"]
 
 
+async def test_a_bill_of_more_digits_than_are_kept_does_not_seem_to_grow(ready: Fleet, run: Run) -> None:
+    key = await ready.rented(run)
+    ready.clock.advance(HOUR)
+    await ready.sees(run, ready.instance(key))
+    await ready.loses(run)
+    for _ in range(4):
+        ready.clock.advance(HOUR)
+        await compared(ready, charge(101, "0.4100001"), charge(101, "0.0000002"))
+
+    assert notices(ready) == []
+
+
 async def test_a_rent_that_came_to_nothing_is_known_by_its_label_when_it_is_charged(ready: Fleet, run: Run) -> None:
     key = await ready.rent(run)
     await ready.journal.record_outcome(key, ActionStatus.FAILED, "the provider said no")
