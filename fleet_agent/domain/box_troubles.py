@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Final
 
 from fleet_agent.domain.fleet import LEAVING_STAGES, TROUBLED, Box, Instance, Stage
-from fleet_agent.domain.hosts import Failure
+from fleet_agent.domain.hosts import Failure, measured_rate
 from fleet_agent.domain.money import UsdPerHour, show_rate, show_usd
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Removal, is_idle
@@ -59,6 +59,7 @@ def is_not_as_ordered(watched: Watched, listed: Instance, sight: Sight) -> Findi
         notice=True,
         removal=destroy(watched, difference),
         failure=Failure.DETERMINISTIC,
+        in_vain=True,
     )
 
 
@@ -75,14 +76,14 @@ def differs(watched: Watched, listed: Instance, policy: Policy) -> str | None:
         return "it is a share of a machine, and the whole was ordered"
     if listed.interruptible:
         return "whoever bids more can stop it, and it was ordered on demand"
-    if not works(watched) and listed.usd_per_hour > _most(watched, policy):
+    if not works(watched) and listed.usd_per_hour > _may_cost(watched, policy):
         return f"it costs {show_rate(listed.usd_per_hour)}, and {show_rate(ordered.usd_per_hour)} was agreed"
     if watched.image and listed.image and not _same_image(watched.image, listed.image):
         return "it runs another image than the policy's"
     return None
 
 
-def _most(watched: Watched, policy: Policy) -> UsdPerHour:
+def _may_cost(watched: Watched, policy: Policy) -> UsdPerHour:
     return UsdPerHour(watched.box.agreed_usd_per_hour * (1 + policy.watch.over_price))
 
 
@@ -148,6 +149,7 @@ def cannot_start(watched: Watched, listed: Instance, _: Sight) -> Finding | None
         kind=Kind.BOX_FAILED,
         removal=destroy(watched, why),
         failure=FATAL[fragment],
+        in_vain=True,
     )
 
 
@@ -162,6 +164,7 @@ def is_past_its_deadline(watched: Watched, _: Instance, sight: Sight) -> Finding
         kind=Kind.BOX_FAILED,
         removal=destroy(watched, late),
         failure=Failure.TRANSIENT,
+        in_vain=True,
     )
 
 
@@ -277,7 +280,7 @@ def is_on_a_banned_machine(watched: Watched, _: Instance, sight: Sight) -> Findi
 
 
 def is_over_its_price(watched: Watched, listed: Instance, sight: Sight) -> Finding | None:
-    if watched.box.stage in LEAVING_STAGES or listed.usd_per_hour <= _most(watched, sight.policy):
+    if watched.box.stage in LEAVING_STAGES or listed.usd_per_hour <= _may_cost(watched, sight.policy):
         return None
     agreed = show_rate(watched.box.agreed_usd_per_hour)
     why = f"it costs {show_rate(listed.usd_per_hour)}, and {agreed} was agreed"
@@ -291,15 +294,8 @@ def is_over_its_price(watched: Watched, listed: Instance, sight: Sight) -> Findi
 
 
 def is_dear_for_its_proofs(watched: Watched, listed: Instance, sight: Sight) -> Finding | None:
-    cap = sight.policy.limits.max_usd_per_proof
-    measured = next(
-        (
-            each.proofs_per_hour
-            for each in sight.situation.benchmarks
-            if (each.machine_id, each.num_gpus) == (watched.box.machine_id, watched.box.num_gpus)
-        ),
-        None,
-    )
+    box, cap = watched.box, sight.policy.limits.max_usd_per_proof
+    measured = measured_rate(sight.situation.benchmarks, box.machine_id, box.num_gpus)
     if cap is None or measured is None or not works(watched) or listed.usd_per_hour <= cap * Decimal(str(measured)):
         return None
     price = show_rate(listed.usd_per_hour)
@@ -317,8 +313,8 @@ def has_drained(watched: Watched, listed: Instance, sight: Sight) -> Finding | N
     box = watched.box
     if box.stage is not Stage.DRAINING or box.drain_by is None:
         return None
-    never_ran = listed.actual_status in ("", "created", "loading")
-    if never_ran or is_idle(box, sight.situation.demand, sight.now):
+    is_booting = listed.actual_status in ("", "created", "loading")
+    if is_booting or is_idle(box, sight.situation.demand, sight.now):
         why = "it has drained: it has no proof at hand"
     elif sight.now >= box.drain_by:
         why = "its time to drain is over"

@@ -84,6 +84,8 @@ class Finding(Frozen):
     removal: Removal | None = None
     failure: Failure | None = None
     """Of the machine, which is avoided."""
+    in_vain: bool = False
+    """Its rent came to nothing: the box never did any work."""
     may_pass: bool = False
     """It is waited for a while, from the first look that shows it."""
 
