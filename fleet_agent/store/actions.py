@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Final
+from typing import Final, cast
 
 from sqlalchemy import Select, update
 from sqlalchemy.orm import Session
@@ -30,10 +30,11 @@ from fleet_agent.domain.hosts import Failure, machines_of
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.policy import Policy
-from fleet_agent.domain.rules import DRY_RUN, Actor, Decision, Mode, Ruling, Situation, judge
+from fleet_agent.domain.rules import DRY_RUN, Actor, Decision, Mode, Removal, Ruling, Situation, judge
 from fleet_agent.domain.run import Approval, Approved, Run
+from fleet_agent.domain.watch import Order
 from fleet_agent.store import hosts, ledger, session, tables
-from fleet_agent.store.database import real_now
+from fleet_agent.store.database import notify_bell, real_now
 from fleet_agent.store.installation import installation
 from fleet_agent.store.situation import Asker, situation_of
 from fleet_agent.store.tables import Action
@@ -104,10 +105,10 @@ def _judged(
         row.grant = bound_of(action, offer, expires_at=row.grant_expires_at).model_dump(mode="json")
     tx.add(row)
     tx.flush()
-    return _ruled(row, situation.policy)
+    return ruled(row, situation.policy)
 
 
-def _ruled(row: Action, policy: Policy) -> Ruled:
+def ruled(row: Action, policy: Policy) -> Ruled:
     return Ruled(
         key=row.key,
         call_id=row.call_id or "",
@@ -143,6 +144,64 @@ def _box_key(action: Effect, key: str, situation: Situation) -> str | None:
 def _random_suffix() -> str:
     """Keeps keys of two databases apart that were copied from one another."""
     return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(4))
+
+
+def order(tx: Session, fleet: str, action: Removal, *, who: str, now: datetime) -> str:
+    """A person's order from anywhere but the emergency stop: stored as intended, for the watch to judge by a look and
+    to carry out at once. Returns its key.
+
+    Nobody looks where it is given, so which box it is about is entered when it is judged.
+    """
+    row = Action(
+        fleet=fleet,
+        key=f"{Actor.OPERATOR.value}{action.id}-{_random_suffix()}",
+        actor=Actor.OPERATOR.value,
+        tool=action.name,
+        arguments=action.model_dump(mode="json"),
+        created_at=now,
+        ruling=Decision.ALLOW.value,
+        code="operator",
+        sentence=f"Ordered by {who}.",
+        status=ActionStatus.INTENDED.value,
+    )
+    session.begin(tx, fleet)
+    tx.add(row)
+    tx.flush()
+    notify_bell(tx, fleet)
+    return row.key
+
+
+def orders(tx: Session) -> tuple[Order, ...]:
+    """What persons ordered and nobody has carried out yet, of all fleets, oldest first."""
+    rows = tx.scalars(
+        select(Action)
+        .where(
+            Action.actor == Actor.OPERATOR,
+            Action.status == ActionStatus.INTENDED,
+            col(Action.tool).in_((DrainBox.name, DestroyBox.name)),
+        )
+        .order_by(col(Action.id))
+    )
+    return tuple(
+        Order(fleet=row.fleet, key=row.key, action=cast("Removal", _EFFECTS[row.tool].model_validate(row.arguments)))
+        for row in rows
+    )
+
+
+def judge_order(tx: Session, order: Order, *, observation: Observation, now: datetime) -> Ruled:
+    """Judge a person's order by the look at hand. No brake holds it, and no dry run: only ownership does."""
+    row = action_of(tx, order.key)
+    if row.status == ActionStatus.INTENDED:
+        asker = Asker(fleet=order.fleet, actor=Actor.OPERATOR)
+        situation = situation_of(tx, asker, observation, Listing(), now=now)
+        ruling = judge(order.action, situation)
+        if ruling.decision is Decision.ALLOW:
+            row.box_key = _box_key(order.action, row.key, situation)
+        else:
+            row.ruling, row.code, row.sentence = ruling.decision.value, ruling.code, ruling.sentence
+            row.status, row.settled_at = ActionStatus.REFUSED.value, now
+        tx.flush()
+    return ruled(row, session.policy(tx, order.fleet))
 
 
 # --- what waits for a person's word ----------------------------------------------------------------------------------
@@ -229,7 +288,7 @@ def carry_out_approved(
     """
     row = action_of(tx, key)
     if row.status != ActionStatus.AWAITING_APPROVAL or row.approved_at is None:
-        return _ruled(row, session.policy(tx, run.fleet))
+        return ruled(row, session.policy(tx, run.fleet))
     asker = Asker(fleet=run.fleet, actor=Actor(row.actor), run=run, grant=Grant.model_validate(row.grant))
     situation = situation_of(tx, asker, observation, listing, now=now)
     ruling = judge(action, situation)
@@ -243,7 +302,7 @@ def carry_out_approved(
         row.offer = offer.model_dump(mode="json")
         row.reserved_usd_per_hour = offer.usd_per_hour if row.status == ActionStatus.INTENDED else Decimal(0)
     tx.flush()
-    return _ruled(row, situation.policy)
+    return ruled(row, situation.policy)
 
 
 # --- last thing before the call --------------------------------------------------------------------------------------
@@ -444,7 +503,7 @@ def effects_of(tx: Session, run: Run, calls: Sequence[str]) -> tuple[Ruled, ...]
         .order_by(col(Action.id))
     )
     policy = session.policy(tx, run.fleet)
-    return tuple(_ruled(row, policy) for row in rows)
+    return tuple(ruled(row, policy) for row in rows)
 
 
 def action_of(tx: Session, key: str) -> Action:

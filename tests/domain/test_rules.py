@@ -115,7 +115,7 @@ def test_each_rule_of_renting_refuses_what_it_is_there_for(code: str, changes: d
     [
         ("paused", {"mode": Mode.PAUSED}),
         ("inventory_unknown", {"inventory": Unknown(reason="page 2 failed")}),
-        ("not_ours", {"inventory": listed(instance(machine_id=12))}),
+        ("not_ours", {"inventory": listed(instance(machine_id=12, label=""))}),
         ("not_ours", {"boxes": ()}),
         ("protected", {"boxes": (box(protected=True),)}),
         ("already_destroying", {"boxes": (box(stage=Stage.DESTROYING),)}),
