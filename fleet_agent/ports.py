@@ -13,8 +13,11 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Protocol
 
+from pydantic import SecretStr
+
 from fleet_agent.domain.actions import Effect, Tool
 from fleet_agent.domain.bell import ShownWake, Waiting
+from fleet_agent.domain.box_reports import BoxHook, no_hook
 from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import Box, Inventory, Offer
 from fleet_agent.domain.flow_run import FlowRun
@@ -71,7 +74,8 @@ class OfferQuery(Frozen):
 class RentOrder(Frozen):
     """One rental: the offer, the label that carries the key, and what runs on the box (from the policy).
 
-    A value of `env` may be a reference `$NAME`; only the adapter looks it up, so no secret passes through here.
+    A value of `env` may be a reference `$NAME`; only the adapter looks it up, so no secret of ours passes through here.
+    `hook` is the box's own: the adapter adds it to the environment, and it prints as stars.
     """
 
     offer_id: int
@@ -80,6 +84,7 @@ class RentOrder(Frozen):
     disk_gb: int
     runtype: str
     env: dict[str, str]
+    hook: SecretStr | None = None
     onstart: str
     send_by: timedelta
     """Of `Clock.elapsed()`: an order that has not left by then must not leave at all. The grace of a lost answer counts
@@ -257,10 +262,11 @@ class Ledger(Protocol):
     Everything raises DatabaseUnreachable.
     """
 
-    async def mark_sent(self, key: str, *, send_by: timedelta) -> Ruling:
+    async def mark_sent(self, key: str, *, send_by: timedelta, hook_digest: str | None = None) -> Ruling:
         """Last thing before a call: what may have changed since the ruling is read again and `sent` is committed.
 
-        A ruling other than allow means: do not send. Raises RunSuperseded where a run acts that lost the fence."""
+        `hook_digest`: of a rent, by which its box will be known when it speaks to us. A ruling other than allow means:
+        do not send. Raises RunSuperseded where a run acts that lost the fence."""
         ...
 
     async def record_outcome(self, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None = None) -> None:
@@ -367,10 +373,11 @@ class Journal(Protocol):
         reply. Raises RunSuperseded."""
         ...
 
-    async def mark_sent(self, run: Run, key: str, *, send_by: timedelta) -> Ruling:
+    async def mark_sent(self, run: Run, key: str, *, send_by: timedelta, hook_digest: str | None = None) -> Ruling:
         """Last thing before a call: fence, mode and the action's own status are read again and `sent` is committed.
 
-        A ruling other than allow means: do not send. Raises RunSuperseded."""
+        `hook_digest`: of a rent, by which its box will be known when it speaks to us. A ruling other than allow means:
+        do not send. Raises RunSuperseded."""
         ...
 
     async def record_outcome(self, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None = None) -> None:
@@ -405,3 +412,5 @@ class Ports:
     count_tokens: CountTokens
     draw_mark: Callable[[], str]
     """A new mark for `hygiene.fence`, which nobody can guess."""
+    draw_hook: Callable[[], BoxHook | None] = no_hook
+    """A hook of its own for a box that is about to be rented; None where boxes cannot reach us."""

@@ -249,7 +249,14 @@ def carry_out_approved(
 
 
 def mark_sent(
-    tx: Session, fleet: str, key: str, *, send_by: timedelta, now: datetime, run: Run | None = None
+    tx: Session,
+    fleet: str,
+    key: str,
+    *,
+    send_by: timedelta,
+    now: datetime,
+    hook_digest: str | None = None,
+    run: Run | None = None,
 ) -> Ruling:
     """Commit that the call is about to be made, or rule that it must not be. The caller holds the fence of `run`."""
     row = action_of(tx, key)
@@ -265,7 +272,7 @@ def mark_sent(
     row.status, row.sent_at, row.send_by = ActionStatus.SENT.value, sent_at, sent_at + send_by
     row.sent_by_run = run and run.run_id
     if row.tool == RentBox.name:
-        tx.add(_box_of_rent(row, installation(tx).name, now))
+        tx.add(_box_of_rent(row, installation(tx).name, hook_digest, now))
     elif box is not None:
         box.busy_action, box.busy_until = row.tool, sent_at + send_by + LONGEST_CALL
         if row.tool == DestroyBox.name:
@@ -303,8 +310,8 @@ def _refuse(code: str, sentence: str) -> Ruling:
     return Ruling(decision=Decision.REFUSE, code=code, sentence=sentence)
 
 
-def _box_of_rent(row: Action, installation_name: str, now: datetime) -> tables.Box:
-    """The ledger knows of the box before the provider does."""
+def _box_of_rent(row: Action, installation_name: str, hook_digest: str | None, now: datetime) -> tables.Box:
+    """The ledger knows of the box before the provider does, and of its token only by what the order does not say."""
     offer = Offer.model_validate(row.offer)
     return tables.Box(
         key=row.key,
@@ -318,6 +325,7 @@ def _box_of_rent(row: Action, installation_name: str, now: datetime) -> tables.B
         rented_at=now,
         stage=Stage.RENTED.value,
         stage_since=now,
+        hook_digest=hook_digest,
     )
 
 
