@@ -39,6 +39,7 @@ from fleet_agent.store.inbox import Post, post
 from fleet_agent.store.installation import found_installation
 from fleet_agent.store.journal import PostgresJournal
 from fleet_agent.store.model_servers import PostgresModelMemory
+from tests.soundness import unsound
 
 NOON = datetime(2026, 3, 17, 12, 0, tzinfo=UTC)
 IMAGE = "example/prover@sha256:" + "a" * 64
@@ -100,6 +101,8 @@ class Installation:
     ports: Ports
     notifier: ListeningNotifier
     fleet: str = "main"
+    unsound_because: str = ""
+    """Set by a test that breaks a promise about money to show that it would be broken."""
     _flow_runs: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     # --- what happens -------------------------------------------------------------------------------------------------
@@ -197,6 +200,7 @@ async def installation(
         made.set_policy({"launch.image": IMAGE})
         try:
             yield made
+            assert made.unsound_because or not (broken := unsound(made)), broken
         finally:
             database.close()
 
