@@ -1,4 +1,4 @@
-"""What boxes tell their owner: each posts how far it is to the address that its environment names, and obeys the answer.
+"""What boxes tell their owner: each posts how far it is to the address in its environment, and obeys the answer.
 
     POST $FLEET_BOX_HOOK  {"stage": "proving", "tasks": 1, "proofs_per_hour": 31.5}  →  {"drain": false}
 

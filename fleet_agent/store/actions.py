@@ -32,7 +32,7 @@ from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import DRY_RUN, Actor, Decision, Mode, Ruling, Situation, judge
 from fleet_agent.domain.run import Approval, Approved, Run
 from fleet_agent.store import ledger, session, tables
-from fleet_agent.store.database import real_now
+from fleet_agent.store.database import notify_bell, real_now
 from fleet_agent.store.installation import installation
 from fleet_agent.store.situation import Asker, situation_of
 from fleet_agent.store.tables import Action
@@ -245,6 +245,63 @@ def carry_out_approved(
     return _ruled(row, situation.policy)
 
 
+# --- a person's orders -----------------------------------------------------------------------------------------------
+
+
+def order(tx: Session, fleet: str, action: DrainBox | DestroyBox, *, who: str, now: datetime) -> str | None:
+    """Have the watch carry out what a person wants, at once; the problem in a sentence where it cannot be ordered."""
+    box = ledger.live_box(tx, fleet, action.id)
+    if box is None:
+        return f"fleet {fleet} has no live box {action.id}"
+    if box.stage == Stage.DESTROYING or (box.stage == Stage.DRAINING and isinstance(action, DrainBox)):
+        return f"box {action.id} is {box.stage} already"
+    if _is_ordered(tx, box, action):
+        return f"{action.name} of box {action.id} is ordered already"
+    tx.add(_order(fleet, action, box, who, now))
+    notify_bell(tx, fleet)
+    return None
+
+
+def _is_ordered(tx: Session, box: tables.Box, action: DrainBox | DestroyBox) -> bool:
+    """Whether a person wants the same already, and nobody has seen the end of it."""
+    orders = select(Action.id).where(
+        Action.box_key == box.key,
+        Action.tool == action.name,
+        Action.actor == Actor.OPERATOR,
+        col(Action.status).in_((ActionStatus.INTENDED, ActionStatus.SENT, ActionStatus.UNKNOWN)),
+    )
+    return tx.execute(select(orders.exists())).scalar_one()
+
+
+def order_destroy(tx: Session, fleet: str, vast_id: int, *, who: str = "a person", now: datetime) -> str:
+    """The order of the emergency stop, which no brake holds back and whoever gave it carries out himself: stored as
+    sent; returns its key. To be called after a look that showed the box to be ours.
+    """
+    box = ledger.live_box(tx, fleet, vast_id)
+    row = _order(fleet, DestroyBox(id=vast_id, reason="emergency stop"), box, who, now)
+    row.status, row.sent_at = ActionStatus.SENT.value, real_now(tx)
+    tx.add(row)
+    if box is not None:
+        ledger.enter(box, Stage.DESTROYING, now)
+    return row.key
+
+
+def _order(fleet: str, action: DrainBox | DestroyBox, box: tables.Box | None, who: str, now: datetime) -> Action:
+    return Action(
+        fleet=fleet,
+        key=f"{Actor.OPERATOR.value}{action.id}-{_random_suffix()}",
+        actor=Actor.OPERATOR.value,
+        tool=action.name,
+        arguments=action.model_dump(mode="json"),
+        box_key=box and box.key,
+        created_at=now,
+        ruling=Decision.ALLOW.value,
+        code=Actor.OPERATOR.value,
+        sentence=f"Ordered by {who}.",
+        status=ActionStatus.INTENDED.value,
+    )
+
+
 # --- last thing before the call --------------------------------------------------------------------------------------
 
 
@@ -327,35 +384,6 @@ def _box_of_rent(row: Action, installation_name: str, hook_digest: str | None, n
         stage_since=now,
         hook_digest=hook_digest,
     )
-
-
-def order_destroy(tx: Session, fleet: str, vast_id: int, *, now: datetime) -> str:
-    """A person's order to destroy a box in the emergency stop, which no brake holds back: stored as sent; returns its
-    key. To be called after a look that showed the box to be ours.
-    """
-    box = tx.scalars(
-        select(tables.Box).where(
-            tables.Box.fleet == fleet, tables.Box.vast_id == vast_id, tables.Box.stage != Stage.GONE
-        )
-    ).first()
-    order = Action(
-        fleet=fleet,
-        key=f"{Actor.OPERATOR.value}{vast_id}-{_random_suffix()}",
-        actor=Actor.OPERATOR.value,
-        tool=DestroyBox.name,
-        arguments={"id": vast_id},
-        box_key=box and box.key,
-        created_at=now,
-        ruling=Decision.ALLOW.value,
-        code="operator",
-        sentence="Ordered by a person.",
-        status=ActionStatus.SENT.value,
-        sent_at=real_now(tx),
-    )
-    tx.add(order)
-    if box is not None:
-        ledger.enter(box, Stage.DESTROYING, now)
-    return order.key
 
 
 # --- what became of it -----------------------------------------------------------------------------------------------
