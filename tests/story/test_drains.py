@@ -194,7 +194,7 @@ async def test_an_order_of_a_person_waits_for_the_watch_as_a_row(story: Proving)
 def digests(fleet: Installation) -> dict[int, str]:
     with fleet.database.transaction() as tx:
         rows = tx.execute(text("SELECT vast_id, hook_digest FROM box WHERE vast_id IS NOT NULL"))
-        return {vast_id: digest for vast_id, digest in rows}
+        return dict(iter(rows))
 
 
 def everything_kept(fleet: Installation) -> str:
