@@ -16,6 +16,7 @@ from fleet_agent.domain.actions import DestroyBox, DrainBox
 from fleet_agent.domain.approvals import Grant
 from fleet_agent.domain.context import Budget, compose, turn_block
 from fleet_agent.domain.fleet import Inventory, Stage, ours
+from fleet_agent.domain.hosts import Ban, Failure, NotBanned
 from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Actor, Brake, Mode
@@ -28,6 +29,7 @@ from fleet_agent.ports import Clock, CountTokens, Market, Ports
 from fleet_agent.steps.observe import glance
 from fleet_agent.store import actions, audit, claims, ledger, reading, session, sightings, steering, tokens, wakes
 from fleet_agent.store.database import Database
+from fleet_agent.store.hosts import ban, lift
 from fleet_agent.store.inbox import Post, post
 from fleet_agent.store.installation import installation
 from fleet_agent.store.tables import Purpose
@@ -250,6 +252,46 @@ def reject(desk: Desk, key: str) -> None:
 
 
 SEE_APPROVALS = "`fleet-agent status` shows what waits for a word"
+
+
+# --- the machines of strangers ---------------------------------------------------------------------------------------
+
+
+def hosts(desk: Desk) -> dict[str, list[dict[str, Any]]]:
+    """Rows by the name of their table: `host_ban` those in force, `host` what each machine has shown."""
+    with desk.database.transaction() as tx:
+        bans = reading.host_bans(tx, desk.fleet, now=desk.clock.now())
+        return {"host_ban": bans, "host": reading.hosts(tx, desk.fleet)}
+
+
+def ban_host(desk: Desk, machine_id: int, failure: Failure, reason: str) -> Ban:
+    """Rent a machine no more for as long as the policy says for this class, be it one that we never had.
+
+    Returns the ban that holds, which may be a longer one. Raises FixSetup for what is no machine or no reason.
+    """
+    if not reason.strip():
+        raise FixSetup("a ban needs a reason, which you read when you wonder about it", BAN_EXAMPLE)
+    now = desk.clock.now()
+    with desk.database.exclusive(desk.fleet) as tx:
+        bounds = session.policy(tx, desk.fleet).bans
+        held = ban(tx, desk.fleet, machine_id, failure, reason, by=desk.who, bounds=bounds, now=now)
+        if isinstance(held, Ban):
+            text = f"banned machine {machine_id} ({failure.value}): {held.reason}"
+            audit.note(tx, desk.fleet, who=desk.who, what="host", text=text, now=now)
+    if isinstance(held, NotBanned):
+        raise FixSetup(held.sentence, BAN_EXAMPLE)
+    return held
+
+
+BAN_EXAMPLE = 'fleet-agent hosts ban 4711 deterministic "its driver is too old"'
+
+
+def lift_ban(desk: Desk, machine_id: int) -> None:
+    """Let a machine be rented again. Raises FixSetup where it is not banned."""
+    with desk.database.exclusive(desk.fleet) as tx:
+        problem = lift(tx, desk.fleet, machine_id, by=desk.who, now=desk.clock.now())
+    if problem is not None:
+        raise FixSetup(problem, "`fleet-agent hosts list` shows which are")
 
 
 # --- looking into the prompt -----------------------------------------------------------------------------------------

@@ -1,17 +1,18 @@
 """What the story needs of the world. Each docstring is the contract that an adapter keeps and a test may rely on.
 
-`Market`, `Model`, `DemandSource` and `Notifier` reach outside; `Journal`, `Belfry` and `Logbook` are our database as a
-run, the bell and the watch see it; `Orchestrator` is Prefect seen from our side; `Clock` is time. All are async but the
-clock. No adapter retries an effect: what may have happened is looked for, never repeated (`LookFirst`).
+`Market`, `Model`, `DemandSource` and `Notifier` reach outside; `Journal`, `Belfry`, `Logbook` and `Books` are our
+database as a run, the bell, the watch and the housekeeping see it; `Orchestrator` is Prefect seen from our side;
+`Clock` is time. All are async but the clock. No adapter retries an effect: what may have happened is looked for, never
+repeated (`LookFirst`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from pydantic import SecretStr
 
@@ -21,6 +22,7 @@ from fleet_agent.domain.box_reports import BoxHook, no_hook
 from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import Box, Inventory, Offer
 from fleet_agent.domain.flow_run import FlowRun
+from fleet_agent.domain.hosts import Ban, Failure
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled, Unsettled
 from fleet_agent.domain.observation import Account, Observation
 from fleet_agent.domain.policy import Policy
@@ -44,6 +46,7 @@ from fleet_agent.domain.run import (
     Usage,
 )
 from fleet_agent.domain.spending import Booking, Terms
+from fleet_agent.domain.spent import Charge, Reckoning
 from fleet_agent.domain.tokens import CountTokens
 from fleet_agent.domain.triggers import Doorbell, Trigger
 from fleet_agent.domain.values import Frozen
@@ -69,6 +72,19 @@ class OfferQuery(Frozen):
     gpu_name: str | None = None
     offer_id: int | None = None
     limit: int = 20
+    banned: frozenset[int] = frozenset()
+    """Machines of which no offer is wanted."""
+
+
+class Offers(tuple[Offer, ...]):
+    """What a search found, in its order. `left_out`: on how many machines more, had these not been banned."""
+
+    left_out: int
+
+    def __new__(cls, offers: Iterable[Offer] = (), *, left_out: int = 0) -> Self:
+        made = super().__new__(cls, offers)
+        made.left_out = left_out
+        return made
 
 
 class RentOrder(Frozen):
@@ -98,11 +114,19 @@ class Market(Protocol):
         """Every instance of the account. Raises InventoryUnknown unless every page was read and the count agrees."""
         ...
 
-    async def offers(self, query: OfferQuery) -> tuple[Offer, ...]:
-        """Offers that meet the floors of the policy, cheapest first, one per machine."""
+    async def offers(self, query: OfferQuery) -> Offers:
+        """Offers that meet the floors of the policy, cheapest first, one per machine and none of a banned one."""
         ...
 
     async def account(self) -> Account: ...
+
+    async def charges(self, since: datetime, until: datetime) -> tuple[Charge, ...]:
+        """What the provider charged for each box of the account, gone ones too, from the UTC day of `since` to `until`.
+
+        A box may have one charge or several; what is charged late comes in a later answer. TryLater unless every page
+        was read and their number agrees.
+        """
+        ...
 
     async def rent(self, order: RentOrder) -> int:
         """Rent and return the provider's id. Called at most once per label, never retried.
@@ -269,8 +293,33 @@ class Ledger(Protocol):
         do not send. Raises RunSuperseded where a run acts that lost the fence."""
         ...
 
-    async def record_outcome(self, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None = None) -> None:
-        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row."""
+    async def record_outcome(
+        self,
+        key: str,
+        status: ActionStatus,
+        outcome: str,
+        *,
+        vast_id: int | None = None,
+        blame: Failure | None = None,
+    ) -> None:
+        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row.
+
+        `blame`: what a rent that failed says of its machine, where it says anything; such a rent was in vain."""
+        ...
+
+
+class Books(Protocol):
+    """Our database as the housekeeping sees it: all fleets. Everything raises DatabaseUnreachable."""
+
+    async def charges_from(self, now: datetime) -> datetime:
+        """From when on charges are to be read, so that the bill of each box is whole that may still change."""
+        ...
+
+    async def compare(self, charges: Sequence[Charge], *, since: datetime, read_at: datetime) -> Reckoning:
+        """Keep what was charged for each box, and have a person told, once, of what does not fit.
+
+        `charges` are all from `since` on, as they stood at `read_at`.
+        """
         ...
 
 
@@ -337,6 +386,10 @@ class Journal(Protocol):
         lies within the bound now. Raises RunSuperseded."""
         ...
 
+    async def bans(self, run: Run) -> tuple[Ban, ...]:
+        """Those in force at this moment: what has failed since the run began is banned too."""
+        ...
+
     async def collect(self, run: Run, *, turn: int) -> Claimed:
         """Claim every waiting event and every due wake. Human messages enter the log in the same transaction."""
         ...
@@ -380,8 +433,18 @@ class Journal(Protocol):
         do not send. Raises RunSuperseded."""
         ...
 
-    async def record_outcome(self, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None = None) -> None:
-        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row."""
+    async def record_outcome(
+        self,
+        key: str,
+        status: ActionStatus,
+        outcome: str,
+        *,
+        vast_id: int | None = None,
+        blame: Failure | None = None,
+    ) -> None:
+        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row.
+
+        `blame`: what a rent that failed says of its machine, where it says anything; such a rent was in vain."""
         ...
 
     async def write(self, run: Run, tool: Tool, *, answer: Message | None = None) -> Result:

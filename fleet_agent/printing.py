@@ -54,7 +54,9 @@ def print_status(found: Row) -> None:
         "tree": f"running (pid {found['tree']})" if found["tree"] else "not running: nothing watches",
         "mode": found["mode"],
         "boxes": f"{found['boxes']} live, {found['in_flight']} in flight",
-        "burn": show_rate(found["burn_usd_per_hour"]),
+        "burn": f"{show_rate(found['burn_usd_per_hour'])}, and {show_rate(found['in_flight_usd_per_hour'])} reserved",
+        "spent": _spent(found),
+        "credit": _credit(found),
         "last run": f"#{last['run_id']} {_trigger(last)}: {_outcome(last)}, {last['exit_reason']}" if last else "none",
         "waiting": f"{found['waiting_events']} events, {found['pending_wakes']} wakes",
         "next wake": f"{next_wake:%Y-%m-%d %H:%M:%S} UTC" if next_wake else "none",
@@ -94,6 +96,20 @@ def _brakes(found: Row) -> list[str]:
 def _approval(approval: Row) -> str:
     key = approval["key"]
     return f"{approval['bound']}: {approval['sentence']} → fleet-agent approve {key}, or reject {key}"
+
+
+def _spent(found: Row) -> str:
+    cap = found["max_usd_per_day"]
+    bound = "" if cap is None else f" of {show_usd(cap)}"
+    return f"{show_usd(found['box_usd_of_day'])}{bound} in 24 h, {show_usd(found['box_usd_of_hour'])} of it this hour"
+
+
+def _credit(found: Row) -> str:
+    if found["credit_usd"] is None:
+        return "unknown: no look of the watch has read it"
+    lasts = found["runway"]
+    left = "" if lasts is None else f", lasts {lasts.total_seconds() / 3600:.0f} h at this burn"
+    return f"{show_usd(found['credit_usd'])} at {_time(found, 'credit_seen_at')} UTC{left}"
 
 
 def _model(row: Row) -> str:
@@ -208,6 +224,24 @@ USAGE_COLUMNS: tuple[Column, ...] = (
     ("our count", lambda row: f"{row['estimate']:,}"),
     ("the server's", lambda row: f"{row['reported']:,}"),
     ("as before", lambda row: f"{row['chars_as_before'] / row['chars']:.0%}" if row["chars"] else ""),
+)
+
+BAN_COLUMNS: tuple[Column, ...] = (
+    ("machine", lambda row: str(row["machine_id"])),
+    ("banned until (UTC)", lambda row: f"{row['expires_at']:%Y-%m-%d %H:%M}"),
+    ("because it is", lambda row: row["failure"]),
+    ("by", lambda row: row["banned_by"]),
+    ("reason", lambda row: row["reason"]),
+)
+
+HOST_COLUMNS: tuple[Column, ...] = (
+    ("machine", lambda row: str(row["machine_id"])),
+    ("gpus", lambda row: gpu(row["num_gpus"], row["gpu_name"])),
+    ("best proofs/h", lambda row: "" if row["best_proofs_per_hour"] is None else f"{row['best_proofs_per_hour']:g}"),
+    ("measured (UTC)", lambda row: _time(row, "measured_at")),
+    ("failures", lambda row: ", ".join(f"{count} {failure}" for failure, count in row["failures"].items())),
+    ("the last one (UTC)", lambda row: _time(row, "failed_at")),
+    ("reason", lambda row: row["last_failure"]),
 )
 
 WAKE_COLUMNS: tuple[Column, ...] = (

@@ -26,10 +26,12 @@ from fleet_agent.domain.context import room_for_a_run
 from fleet_agent.domain.hygiene import MARK_BYTES
 from fleet_agent.domain.tokens import window_needed
 from fleet_agent.errors import DatabaseUnreachable, FixSetup
+from fleet_agent.housekeeping import HousePorts
 from fleet_agent.ports import Clock, Notifier, Ports
 from fleet_agent.settings import ServedModel, Settings, missing_for_up
 from fleet_agent.store import migrate, reading
 from fleet_agent.store.bell import PostgresBelfry
+from fleet_agent.store.books import PostgresBooks
 from fleet_agent.store.database import Database, open_database
 from fleet_agent.store.embedded import ensure_running, has_data
 from fleet_agent.store.installation import found_installation, is_founded, read_clock, timeline
@@ -227,6 +229,15 @@ async def open_market(settings: Settings, database: Database) -> AsyncGenerator[
     turns = TurnsInAnyCase(PostgresTurns(database, _vast_key(settings)), MemoryTurns(clock.now))
     async with _open_vast(settings, database, clock, turns) as market:
         yield market
+
+
+@asynccontextmanager
+async def open_house(settings: Settings) -> AsyncGenerator[HousePorts]:
+    """Everything the housekeeping reaches the world through. Raises as `open_store` does."""
+    with _store_of_a_run(settings) as database:
+        clock = read_clock(database)
+        async with _open_vast(settings, database, clock, PostgresTurns(database, _vast_key(settings))) as market:
+            yield HousePorts(clock=clock, market=market, books=PostgresBooks(database))
 
 
 @asynccontextmanager

@@ -14,12 +14,17 @@ import typer
 from fleet_agent import controls
 from fleet_agent.cli.place import AsJson, FleetName, open_desk, settings_of, tell
 from fleet_agent.controls import Desk
-from fleet_agent.printing import BOX_COLUMNS, print_rows
+from fleet_agent.domain.hosts import Failure
+from fleet_agent.domain.show import utc
+from fleet_agent.printing import BAN_COLUMNS, BOX_COLUMNS, HOST_COLUMNS, print_json, print_rows
 from fleet_agent.settings import Settings
 from fleet_agent.stack.runtime import WATCH, Runtime
 
 verbs = typer.Typer()
 boxes_verbs = typer.Typer(help="The machines that are rented now.", no_args_is_help=True)
+hosts_verbs = typer.Typer(
+    help="The machines of strangers: what they have shown, and which are banned.", no_args_is_help=True
+)
 
 BoxNumber = Annotated[int, typer.Argument(metavar="BOX", min=1, max=2**63 - 1, help="its number in `boxes list`")]
 
@@ -86,6 +91,43 @@ def reject(key: str, fleet: FleetName = None) -> None:
     with open_desk(fleet) as (desk, _):
         controls.reject(desk, key)
     tell(f"Rejected {key}. The next run knows.")
+
+
+# --- hosts -----------------------------------------------------------------------------------------------------------
+
+
+@hosts_verbs.command("list")
+def hosts_list(fleet: FleetName = None, as_json: AsJson = False) -> None:
+    """Which machines are banned, newest first, and what every machine that was rented has shown."""
+    with open_desk(fleet) as (desk, _):
+        found = controls.hosts(desk)
+    if as_json:
+        print_json(found)
+        return
+    print_rows(found["host_ban"], BAN_COLUMNS, as_json=False)
+    tell("")
+    print_rows(found["host"], HOST_COLUMNS, as_json=False)
+
+
+@hosts_verbs.command("ban")
+def hosts_ban(
+    machine: Annotated[int, typer.Argument(help="its number at the provider")],
+    failure: Annotated[Failure, typer.Argument(help="what the next try would bring; `policy get` says how long each")],
+    reason: str,
+    fleet: FleetName = None,
+) -> None:
+    """Rent a machine no more for a while; it ends by itself."""
+    with open_desk(fleet) as (desk, _):
+        held = controls.ban_host(desk, machine, failure, reason)
+    tell(f"Machine {machine} is not rented until {utc(held.expires_at)} ({held.failure.value}).")
+
+
+@hosts_verbs.command("lift")
+def hosts_lift(machine: int, fleet: FleetName = None) -> None:
+    """Let a banned machine be rented again."""
+    with open_desk(fleet) as (desk, _):
+        controls.lift_ban(desk, machine)
+    tell(f"Machine {machine} may be rented again.")
 
 
 # --- the emergency stop ----------------------------------------------------------------------------------------------

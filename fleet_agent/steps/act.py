@@ -19,6 +19,7 @@ from typing import NamedTuple
 from fleet_agent.domain.actions import DestroyBox, DrainBox, Effect, NotifyHuman, RentBox
 from fleet_agent.domain.box_reports import BoxHook, no_hook
 from fleet_agent.domain.fleet import Label, Offer
+from fleet_agent.domain.hosts import Failure, failure_of_a_rent
 from fleet_agent.domain.ledger import ActionStatus, Ruled
 from fleet_agent.domain.money import show_rate
 from fleet_agent.domain.policy import Policy
@@ -67,8 +68,16 @@ class _Fenced:
     async def mark_sent(self, key: str, *, send_by: timedelta, hook_digest: str | None = None) -> Ruling:
         return await self.journal.mark_sent(self.run, key, send_by=send_by, hook_digest=hook_digest)
 
-    async def record_outcome(self, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None = None) -> None:
-        await self.journal.record_outcome(key, status, outcome, vast_id=vast_id)
+    async def record_outcome(
+        self,
+        key: str,
+        status: ActionStatus,
+        outcome: str,
+        *,
+        vast_id: int | None = None,
+        blame: Failure | None = None,
+    ) -> None:
+        await self.journal.record_outcome(key, status, outcome, vast_id=vast_id, blame=blame)
 
 
 async def act(hands: Hands, effect: Effect, ruled: Ruled) -> Result:
@@ -212,7 +221,7 @@ async def _send(
         done = await call()
     except FleetAgentError as error:
         status = outcome_of(error)
-        await hands.ledger.record_outcome(ruled.key, status, error.cause)
+        await hands.ledger.record_outcome(ruled.key, status, error.cause, blame=failure_of_a_rent(error))
         if isinstance(error, FixSetup):
             raise
         return _told(status, error.cause if status is ActionStatus.UNKNOWN else str(error))

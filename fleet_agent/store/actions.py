@@ -26,12 +26,13 @@ from sqlmodel import and_, col, select
 from fleet_agent.domain.actions import TOOLS, DestroyBox, DrainBox, Effect, RentBox
 from fleet_agent.domain.approvals import Grant, bound_of
 from fleet_agent.domain.fleet import Label, Offer, Stage
+from fleet_agent.domain.hosts import Failure, machines_of
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import DRY_RUN, Actor, Decision, Mode, Ruling, Situation, judge
 from fleet_agent.domain.run import Approval, Approved, Run
-from fleet_agent.store import ledger, session, tables
+from fleet_agent.store import hosts, ledger, session, tables
 from fleet_agent.store.database import notify_bell, real_now
 from fleet_agent.store.installation import installation
 from fleet_agent.store.situation import Asker, situation_of
@@ -319,7 +320,7 @@ def mark_sent(
     row = action_of(tx, key)
     box = tx.get(tables.Box, row.box_key) if row.box_key else None
     sent_at = real_now(tx)
-    refusal = reason_not_to_send(row, box, session.state(tx, fleet), sent_at)
+    refusal = reason_not_to_send(row, box, session.state(tx, fleet), sent_at) or _banned_since(tx, row, now)
     if refusal is not None:
         if row.status == ActionStatus.INTENDED:
             row.status = (ActionStatus.DRY if refusal.code == DRY_RUN else ActionStatus.REFUSED).value
@@ -350,6 +351,8 @@ def reason_not_to_send(row: Action, box: tables.Box | None, state: tables.Sessio
         return _refuse("paused", "The fleet was paused after this was allowed.")
     if held and state.scale_out_paused and row.tool == RentBox.name:
         return _refuse("scale_out_paused", "Renting was paused after this was allowed.")
+    if held and state.rent_breaker and row.tool == RentBox.name:
+        return _refuse("rent_breaker", "Rents kept failing, and renting was paused after this was allowed.")
     if row.actor in _OF_A_RUN and state.scale_in_paused and row.tool in (DrainBox.name, DestroyBox.name):
         return _refuse("scale_in_paused", "Giving up boxes was paused after this was allowed.")
     if held and row.policy_version != state.policy_version and row.tool in _ABOUT_BOXES:
@@ -360,6 +363,14 @@ def reason_not_to_send(row: Action, box: tables.Box | None, state: tables.Sessio
         return _refuse("protected", f"Box {box.vast_id} was protected after this was allowed.")
     if box is not None and box.busy_until is not None and box.busy_until > at:
         return _refuse("busy", f"A call about box {box.vast_id} is on its way; its outcome comes first.")
+    return None
+
+
+def _banned_since(tx: Session, row: Action, now: datetime) -> Ruling | None:
+    """A machine may fail, or be banned in the very reply that rents it, after the rent was ruled on."""
+    machine_id = None if row.tool != RentBox.name or row.offer is None else row.offer["machine_id"]
+    if machine_id in machines_of(hosts.bans(tx, row.fleet, now=now)):
+        return _refuse("host_banned", f"Machine {machine_id} was banned after this was allowed.")
     return None
 
 
@@ -390,12 +401,19 @@ def _box_of_rent(row: Action, installation_name: str, hook_digest: str | None, n
 
 
 def record_outcome(
-    tx: Session, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None, now: datetime
+    tx: Session,
+    key: str,
+    status: ActionStatus,
+    outcome: str,
+    *,
+    vast_id: int | None,
+    blame: Failure | None = None,
+    now: datetime,
 ) -> None:
     """What the provider answered, or that its answer is unknown. DONE is never overwritten.
 
     Nor does a late "unknown" reopen what a look has settled: nothing would settle it again. Never fenced, for it is a
-    fact.
+    fact. `blame`: what it says of the machine of a rent.
     """
     row = action_of(tx, key)
     box = tx.get(tables.Box, row.box_key) if row.box_key else None
@@ -413,10 +431,20 @@ def record_outcome(
                 ledger.back(box, now)
         case RentBox.name, ActionStatus.FAILED:
             ledger.gone(box, outcome, now)
+            if blame is not None:
+                _in_vain(tx, box, blame, outcome, now)
         case DestroyBox.name, ActionStatus.FAILED if box.stage == Stage.DESTROYING:
             ledger.back(box, now)
         case _:
             pass
+
+
+def _in_vain(tx: Session, box: tables.Box, blame: Failure, outcome: str, now: datetime) -> None:
+    """Its machine is avoided for a while, and so is renting where one rent after the other comes to this."""
+    policy = session.policy(tx, box.fleet)
+    where = (box.machine_id, box.num_gpus, box.gpu_name)
+    hosts.failed(tx, box.fleet, *where, blame, outcome, by="fleet-agent", bounds=policy.bans, now=now)
+    hosts.rent_failed(tx, box.fleet, outcome, most=policy.watch.rent_failures, now=now)
 
 
 def settle(row: Action, status: ActionStatus, outcome: str, now: datetime) -> None:

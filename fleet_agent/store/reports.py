@@ -16,7 +16,7 @@ from sqlmodel import select
 from fleet_agent.domain.box_reports import BoxReport, digest_of, is_to_drain, stage_after
 from fleet_agent.domain.fleet import Stage
 from fleet_agent.domain.triggers import Kind
-from fleet_agent.store import ledger, tables
+from fleet_agent.store import hosts, ledger, tables
 from fleet_agent.store.inbox import Post, post
 
 
@@ -48,8 +48,12 @@ def record(tx: Session, box: Speaker, said: BoxReport, *, now: datetime) -> bool
         row.tasks = said.tasks
     if said.proofs_per_hour is not None:
         row.proofs_per_hour = said.proofs_per_hour
+        where = (row.machine_id, row.num_gpus, row.gpu_name)
+        hosts.measured(tx, box.fleet, *where, said.proofs_per_hour, now=now)
     if stage is not before:
         ledger.enter(row, stage, now)
+        if stage is Stage.PROVING:
+            hosts.rent_worked(tx, box.fleet)
         post(tx, box.fleet, _progress(row), now=now)
     return is_to_drain(stage)
 

@@ -29,7 +29,7 @@ from fleet_agent.domain.actions import DestroyBox, Effect, RentBox
 from fleet_agent.domain.box_reports import WAY
 from fleet_agent.domain.fleet import Instance, Inventory, Stage, ours, parse_label
 from fleet_agent.domain.ledger import ActionStatus
-from fleet_agent.store import actions, audit, ledger, tables, unlabelled
+from fleet_agent.store import actions, audit, hosts, ledger, spent, tables, unlabelled
 from fleet_agent.store.database import real_now
 from fleet_agent.store.installation import installation
 from fleet_agent.store.tables import Action
@@ -63,6 +63,9 @@ def record_sighting(tx: Session, fleet: str, inventory: Inventory, *, now: datet
         box = _adopt(tx, fleet, instance, keys, now)
         box.looked_at = inventory.seen_at
         _found(box, instance, look)
+    if any(box.stage == Stage.PROVING and box.stage_since == now for box in boxes):
+        hosts.rent_worked(tx, fleet)
+    spent.accrue(tx, fleet, now=now)
 
 
 def _boxes_concerned(tx: Session, fleet: str, labelled: Sequence[Instance]) -> Sequence[tables.Box]:

@@ -23,7 +23,7 @@ from fleet_agent.domain.ledger import ActionStatus, Listing
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.rules import REMOVED_WITHIN, Actor, Mode, Situation
 from fleet_agent.domain.run import Run
-from fleet_agent.store import ledger, session, tables
+from fleet_agent.store import hosts, ledger, session, spent, tables
 from fleet_agent.store.database import real_now
 from fleet_agent.store.installation import installation
 from fleet_agent.store.tables import Action
@@ -77,13 +77,13 @@ def situation_of(tx: Session, asker: Asker, observation: Observation, listing: L
         in_flight_count=in_flight_count,
         in_flight_usd_per_hour=in_flight_usd_per_hour,
         listing=listing.offers,
-        bans=(),
-        benchmarks=(),
+        bans=hosts.bans(tx, fleet, now=now),
+        benchmarks=hosts.benchmarks(tx, fleet),
         effects_of_run=_effects_of_run(tx, asker.run) if asker.run else {},
         rents_of_hour=_sent_since(tx, fleet, (RentBox.name,), hour),
         destroys_of_hour=_removed_since(tx, fleet, hour),
         removed_lately=_removed_since(tx, fleet, _lately(tx, REMOVED_WITHIN)),
-        spent_of_day_usd=Decimal(0),
+        spent_of_day_usd=spent.of_the_day(tx, fleet, now=now),
         tainted=asker.run is not None and _is_tainted(tx, asker.run),
         tainted_usd_per_hour=_rented_by(tx, asker.run) if asker.run else Decimal(0),
         grant=asker.grant,

@@ -16,7 +16,7 @@ from fleet_agent.domain.approvals import Grant
 from fleet_agent.domain.policy import Policy, changed, flattened
 from fleet_agent.domain.rules import Brake, Mode
 from fleet_agent.domain.triggers import Kind
-from fleet_agent.store import actions, audit, ledger, session, tables
+from fleet_agent.store import actions, audit, hosts, ledger, session, tables
 from fleet_agent.store.inbox import Post, post
 
 
@@ -55,7 +55,7 @@ def resume_scaling(tx: Session, fleet: str, brakes: Collection[Brake], *, who: s
     """Let go of these brakes."""
     row = session.state(tx, fleet)
     before = _brakes(row)
-    _let_go(row, brakes)
+    _let_go(tx, row, brakes, who=who, now=now)
     _announce_brakes(tx, row, before, who=who, now=now)
 
 
@@ -64,15 +64,16 @@ def resume(tx: Session, fleet: str, mode: Mode, *, who: str, now: datetime) -> N
     set_mode(tx, fleet, mode, who=who, now=now)
     row = session.state(tx, fleet)
     before = _brakes(row)
-    _let_go(row, tuple(Brake))
+    _let_go(tx, row, tuple(Brake), who=who, now=now)
     row.frozen_because = ""
     _announce_brakes(tx, row, before, who=who, now=now)
 
 
-def _let_go(row: tables.SessionState, brakes: Collection[Brake]) -> None:
-    """That of renting is also what the rents that came to nothing have drawn; they are counted anew."""
+def _let_go(tx: Session, row: tables.SessionState, brakes: Collection[Brake], *, who: str, now: datetime) -> None:
+    """That of renting is also what the rents that came to nothing have drawn."""
     if Brake.SCALE_OUT in brakes:
-        row.scale_out_paused, row.rent_breaker, row.rent_failures = False, "", 0
+        row.scale_out_paused = False
+        hosts.close_breaker(tx, row.fleet, who=who, now=now)
     if Brake.SCALE_IN in brakes:
         row.scale_in_paused = False
 

@@ -138,6 +138,45 @@ async def test_an_offer_that_somebody_took_is_no_longer_found():
     assert await world.market.offers(OfferQuery(policy=POLICY, offer_id=offer_id)) == ()
 
 
+async def test_a_banned_machine_is_not_offered_and_its_absence_is_counted():
+    world = SimulatedWorld()
+    bad, good = await world.market.offers(OfferQuery(policy=POLICY, limit=2))
+
+    found = await world.market.offers(OfferQuery(policy=POLICY, limit=2, banned=frozenset({bad.machine_id, 4711})))
+
+    assert found[0] == good
+    assert len(found) == 2
+    assert found.left_out == 1
+
+
+async def test_control_without_the_ban_the_bad_machine_is_the_cheapest_again():
+    world = SimulatedWorld()
+    bad, _ = await world.market.offers(OfferQuery(policy=POLICY, limit=2))
+
+    found = await world.market.offers(OfferQuery(policy=POLICY, limit=2))
+
+    assert (found[0], found.left_out) == (bad, 0)
+
+
+async def test_one_offer_of_a_banned_machine_is_not_found_under_its_number_either():
+    world = SimulatedWorld()
+    [bad] = await world.market.offers(OfferQuery(policy=POLICY, limit=1))
+
+    found = await world.market.offers(OfferQuery(policy=POLICY, offer_id=bad.id, banned=frozenset({bad.machine_id})))
+
+    assert (found, found.left_out) == ((), 1)
+
+
+async def test_many_banned_machines_at_the_cheap_end_leave_enough_to_choose_from():
+    world = SimulatedWorld()
+    every = await world.market.offers(OfferQuery(policy=POLICY, limit=100))
+    banned = frozenset(offer.machine_id for offer in every[:-5])
+
+    found = await world.market.offers(OfferQuery(policy=POLICY, limit=5, banned=banned))
+
+    assert found == every[-5:]
+
+
 # --- money ------------------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.domain.triggers import Priority
 from fleet_agent.hooks.app import LARGEST_REPORT, hooks_app
 from fleet_agent.hooks.rate import Buckets
-from fleet_agent.store import ledger, session
+from fleet_agent.store import hosts, ledger, session
 from fleet_agent.store.database import open_database
 from fleet_agent.store.tables import Box
 from tests.hooks.conftest import MOST_POSTS
@@ -96,6 +96,29 @@ async def test_a_new_stage_is_a_routine_event_and_the_newest_counts(box: Rented)
     (event,) = [row for row in box.fleet.rows("inbox") if row["kind"] == "box_progress"]
     assert (event["text"], event["count"]) == ("Box 101 says that it is proving.", 3)
     assert event["priority"] == Priority.ROUTINE
+
+
+async def test_what_a_box_has_shown_is_remembered_of_its_machine(box: Rented) -> None:
+    """The best of it, in figures that are one: a box that says it proves nothing has measured nothing."""
+    for rate in (0, 20.5, 31.5, 28):
+        await box.says({"stage": "proving", "proofs_per_hour": rate})
+    with box.fleet.database.transaction() as tx:
+        (best,) = hosts.benchmarks(tx, box.fleet.name)
+
+    assert (best.machine_id, best.num_gpus, best.proofs_per_hour) == (11, 1, 31.5)
+    assert box.row()["proofs_per_hour"] == 28
+
+
+async def test_a_box_that_proves_ends_a_row_of_rents_in_vain(box: Rented) -> None:
+    """The control is a box that has only come as far as its parameters."""
+    with box.fleet.database.exclusive(box.fleet.name) as tx:
+        session.state(tx, box.fleet.name).rent_failures = 4
+    counts: list[int] = []
+    for stage in ("params_ready", "proving"):
+        await box.says({"stage": stage})
+        counts.append(box.fleet.state()["rent_failures"])
+
+    assert counts == [4, 0]
 
 
 async def test_a_look_does_not_undo_what_only_the_box_can_know(box: Rented) -> None:

@@ -87,8 +87,12 @@ def brakes(fleet: Fleet) -> dict[str, object]:
 
 
 NO_BRAKES = {
-    "mode": "live", "scale_out_paused": False, "scale_in_paused": False,
-    "rent_breaker": "", "rent_failures": 0, "frozen_because": "",
+    "mode": "live",
+    "scale_out_paused": False,
+    "scale_in_paused": False,
+    "rent_breaker": "",
+    "rent_failures": 0,
+    "frozen_because": "",
 }
 
 

@@ -14,9 +14,8 @@ from fleet_agent import controls
 from fleet_agent.controls import Desk
 from fleet_agent.domain import rules
 from fleet_agent.domain.actions import RentBox
-from fleet_agent.domain.fleet import Offer
 from fleet_agent.domain.rules import Mode
-from fleet_agent.ports import Market, OfferQuery
+from fleet_agent.ports import Market, OfferQuery, Offers
 from fleet_agent.sim.market import Instance, Order
 from fleet_agent.sim.scenarios import IDLE
 from tests.world import IMAGE, Installation, installation, skip
@@ -234,11 +233,11 @@ class Passing:
 class DearerAtTheSecondLook(Passing):
     """Somebody raises the price of an offer that was just looked at."""
 
-    async def offers(self, query: OfferQuery) -> tuple[Offer, ...]:
+    async def offers(self, query: OfferQuery) -> Offers:
         offers = await self.market.offers(query)
         if query.offer_id is None:
             return offers
-        return tuple(offer.model_copy(update={"usd_per_hour": offer.usd_per_hour * 2}) for offer in offers)
+        return Offers(offer.model_copy(update={"usd_per_hour": offer.usd_per_hour * 2}) for offer in offers)
 
 
 class PolicyChangesAtTheSecondLook(Passing):
@@ -248,7 +247,7 @@ class PolicyChangesAtTheSecondLook(Passing):
         super().__init__(market)
         self._fleet = fleet
 
-    async def offers(self, query: OfferQuery) -> tuple[Offer, ...]:
+    async def offers(self, query: OfferQuery) -> Offers:
         if query.offer_id is not None:
             self._fleet.set_policy({"limits.max_boxes": "0"})
         return await self.market.offers(query)

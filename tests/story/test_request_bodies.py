@@ -194,8 +194,8 @@ id|gpu|usd_per_hour|reliability|inet_down_mbps|location
 Rented 1x RTX 3090 at $0.211/h as box 30000000.
 --- tool 000000003
 boxes: live=1 in_flight=0 age_s=0
-id|stage|gpu|usd_per_hour|age_min|status
-30000000|rented|1x RTX 3090|0.211|0|not listed\
+id|stage|gpu|usd_per_hour|age_min|status|machine
+30000000|rented|1x RTX 3090|0.211|0|not listed|20032\
 """)  # noqa: E501
 
 
