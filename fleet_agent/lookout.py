@@ -150,7 +150,8 @@ class _OfFleet:
     fleet: str
     logbook: Logbook
 
-    async def mark_sent(self, key: str, *, send_by: timedelta) -> Ruling:
+    async def mark_sent(self, key: str, *, send_by: timedelta, hook_digest: str | None = None) -> Ruling:
+        assert hook_digest is None, "the watch rents nothing"
         return await self.logbook.mark_sent(self.fleet, key, send_by=send_by)
 
     async def record_outcome(

@@ -146,64 +146,6 @@ def _random_suffix() -> str:
     return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(4))
 
 
-def order(tx: Session, fleet: str, action: Removal, *, who: str, now: datetime) -> str:
-    """A person's order from anywhere but the emergency stop: stored as intended, for the watch to judge by a look and
-    to carry out at once. Returns its key.
-
-    Nobody looks where it is given, so which box it is about is entered when it is judged.
-    """
-    row = Action(
-        fleet=fleet,
-        key=f"{Actor.OPERATOR.value}{action.id}-{_random_suffix()}",
-        actor=Actor.OPERATOR.value,
-        tool=action.name,
-        arguments=action.model_dump(mode="json"),
-        created_at=now,
-        ruling=Decision.ALLOW.value,
-        code="operator",
-        sentence=f"Ordered by {who}.",
-        status=ActionStatus.INTENDED.value,
-    )
-    session.begin(tx, fleet)
-    tx.add(row)
-    tx.flush()
-    notify_bell(tx, fleet)
-    return row.key
-
-
-def orders(tx: Session) -> tuple[Order, ...]:
-    """What persons ordered and nobody has carried out yet, of all fleets, oldest first."""
-    rows = tx.scalars(
-        select(Action)
-        .where(
-            Action.actor == Actor.OPERATOR,
-            Action.status == ActionStatus.INTENDED,
-            col(Action.tool).in_((DrainBox.name, DestroyBox.name)),
-        )
-        .order_by(col(Action.id))
-    )
-    return tuple(
-        Order(fleet=row.fleet, key=row.key, action=cast("Removal", _EFFECTS[row.tool].model_validate(row.arguments)))
-        for row in rows
-    )
-
-
-def judge_order(tx: Session, order: Order, *, observation: Observation, now: datetime) -> Ruled:
-    """Judge a person's order by the look at hand. No brake holds it, and no dry run: only ownership does."""
-    row = action_of(tx, order.key)
-    if row.status == ActionStatus.INTENDED:
-        asker = Asker(fleet=order.fleet, actor=Actor.OPERATOR)
-        situation = situation_of(tx, asker, observation, Listing(), now=now)
-        ruling = judge(order.action, situation)
-        if ruling.decision is Decision.ALLOW:
-            row.box_key = _box_key(order.action, row.key, situation)
-        else:
-            row.ruling, row.code, row.sentence = ruling.decision.value, ruling.code, ruling.sentence
-            row.status, row.settled_at = ActionStatus.REFUSED.value, now
-        tx.flush()
-    return ruled(row, session.policy(tx, order.fleet))
-
-
 # --- what waits for a person's word ----------------------------------------------------------------------------------
 
 
@@ -308,7 +250,7 @@ def carry_out_approved(
 # --- a person's orders -----------------------------------------------------------------------------------------------
 
 
-def order(tx: Session, fleet: str, action: DrainBox | DestroyBox, *, who: str, now: datetime) -> str | None:
+def order(tx: Session, fleet: str, action: Removal, *, who: str, now: datetime) -> str | None:
     """Have the watch carry out what a person wants, at once; the problem in a sentence where it cannot be ordered."""
     box = ledger.live_box(tx, fleet, action.id)
     if box is None:
@@ -322,7 +264,7 @@ def order(tx: Session, fleet: str, action: DrainBox | DestroyBox, *, who: str, n
     return None
 
 
-def _is_ordered(tx: Session, box: tables.Box, action: DrainBox | DestroyBox) -> bool:
+def _is_ordered(tx: Session, box: tables.Box, action: Removal) -> bool:
     """Whether a person wants the same already, and nobody has seen the end of it."""
     orders = select(Action.id).where(
         Action.box_key == box.key,
@@ -331,6 +273,39 @@ def _is_ordered(tx: Session, box: tables.Box, action: DrainBox | DestroyBox) -> 
         col(Action.status).in_((ActionStatus.INTENDED, ActionStatus.SENT, ActionStatus.UNKNOWN)),
     )
     return tx.execute(select(orders.exists())).scalar_one()
+
+
+def orders(tx: Session) -> tuple[Order, ...]:
+    """What persons ordered and nobody has carried out yet, of all fleets, oldest first."""
+    rows = tx.scalars(
+        select(Action)
+        .where(
+            Action.actor == Actor.OPERATOR,
+            Action.status == ActionStatus.INTENDED,
+            col(Action.tool).in_((DrainBox.name, DestroyBox.name)),
+        )
+        .order_by(col(Action.id))
+    )
+    return tuple(
+        Order(fleet=row.fleet, key=row.key, action=cast("Removal", _EFFECTS[row.tool].model_validate(row.arguments)))
+        for row in rows
+    )
+
+
+def judge_order(tx: Session, order: Order, *, observation: Observation, now: datetime) -> Ruled:
+    """Judge a person's order by the look at hand. No brake holds it, and no dry run: only ownership does."""
+    row = action_of(tx, order.key)
+    if row.status == ActionStatus.INTENDED:
+        asker = Asker(fleet=order.fleet, actor=Actor.OPERATOR)
+        situation = situation_of(tx, asker, observation, Listing(), now=now)
+        ruling = judge(order.action, situation)
+        if ruling.decision is Decision.ALLOW:
+            row.box_key = _box_key(order.action, row.key, situation)
+        else:
+            row.ruling, row.code, row.sentence = ruling.decision.value, ruling.code, ruling.sentence
+            row.status, row.settled_at = ActionStatus.REFUSED.value, now
+        tx.flush()
+    return ruled(row, session.policy(tx, order.fleet))
 
 
 def order_destroy(tx: Session, fleet: str, vast_id: int, *, who: str = "a person", now: datetime) -> str:
@@ -346,7 +321,7 @@ def order_destroy(tx: Session, fleet: str, vast_id: int, *, who: str = "a person
     return row.key
 
 
-def _order(fleet: str, action: DrainBox | DestroyBox, box: tables.Box | None, who: str, now: datetime) -> Action:
+def _order(fleet: str, action: Removal, box: tables.Box | None, who: str, now: datetime) -> Action:
     return Action(
         fleet=fleet,
         key=f"{Actor.OPERATOR.value}{action.id}-{_random_suffix()}",
