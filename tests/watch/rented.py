@@ -12,9 +12,11 @@ from typing import Any
 
 from sqlalchemy import text
 
-from fleet_agent.domain.actions import DestroyBox, DrainBox, RentBox
-from fleet_agent.domain.ledger import Listing
-from fleet_agent.domain.rules import Removal
+from fleet_agent.domain.actions import DestroyBox, DrainBox, Effect, RentBox
+from fleet_agent.domain.fleet import Offer
+from fleet_agent.domain.ledger import Listing, Ruled
+from fleet_agent.domain.policy import Launch, Policy
+from fleet_agent.domain.rules import Decision, Removal
 from fleet_agent.domain.run import Message, MessageKind, Run, RunRequest, Usage
 from fleet_agent.domain.triggers import Kind, Trigger
 from fleet_agent.domain.watch import Looked
@@ -94,50 +96,54 @@ class Rented:
     async def looks_now(self) -> Looked:
         return next(looked for looked in await self.watch.look() if looked.fleet == self.fleet.fleet)
 
-    async def keeps_looking(self, span: timedelta) -> None:
-        """A look a minute, for so long."""
-        for _ in range(span // MINUTE):
-            await self.looks()
+    async def keeps_looking(self, span: timedelta, *, every: timedelta = MINUTE) -> None:
+        for _ in range(span // every):
+            await self.looks(after=every)
 
-    async def rents(self, boxes: int) -> list[Instance]:
-        """A run rents so many boxes."""
-        before = {box.id for box in self.market.instances()}
-        run = await self._opened()
-        standing = await self.fleet.ports.journal.standing(run)
-        found = await self.fleet.ports.market.offers(OfferQuery(policy=standing.policy, limit=boxes))
-        wanted = [RentBox(offer_id=each.id, reason="work waits") for each in found[:boxes]]
-        ruled = await self.fleet.ports.journal.record_reply(
+    async def offers(self) -> tuple[Offer, ...]:
+        query = OfferQuery(policy=Policy(launch=Launch(image=IMAGE)), limit=20)
+        return await self.fleet.ports.market.offers(query)
+
+    async def asks(self, effects: Sequence[Effect], offers: Sequence[Offer] = ()) -> tuple[Ruled, ...]:
+        """A run asks for these effects, and what is allowed is carried out."""
+        ports = self.fleet.ports
+        run = await ports.journal.open_run(
+            RunRequest(
+                fleet=self.fleet.fleet,
+                trigger=Trigger.MANUAL,
+                flow_run_id=f"by-hand-{next(self._numbers)}",
+                worker_id="test",
+            )
+        )
+        assert isinstance(run, Run)
+        ruled = await ports.journal.record_reply(
             run,
             Message(turn=1, step=1, role="assistant", kind=MessageKind.TOOL_CALL, content="…"),
             booking=UNBOOKED,
             usage=Usage(),
-            effects=[(f"call-{number}", rent) for number, rent in enumerate(wanted)],
-            observation=await observe(run, self.fleet.ports),
-            listing=Listing(offers=tuple(found)),
+            effects=[(f"call-{number}", effect) for number, effect in enumerate(effects)],
+            observation=await observe(run, ports),
+            listing=Listing(offers=tuple(offers)),
         )
-        for rent, ruling in zip(wanted, ruled, strict=True):
-            await act(hands_of(run, self.fleet.ports, standing), rent, ruling)
-        await self.fleet.ports.journal.fail_run(run, exit_reason="finished", summary="")
+        hands = hands_of(run, ports, await ports.journal.standing(run))
+        for effect, ruling in zip(effects, ruled, strict=True):
+            await act(hands, effect, ruling)
+        await ports.journal.fail_run(run, exit_reason="finished", summary="")
+        return ruled
+
+    async def rents(self, boxes: int) -> list[Instance]:
+        """A run rents so many boxes."""
+        before = {box.id for box in self.market.instances()}
+        offers = await self.offers()
+        ruled = await self.asks([RentBox(offer_id=each.id, reason="work waits") for each in offers[:boxes]], offers)
         made = [box for box in self.market.instances() if box.id not in before]
         assert len(made) == boxes, [ruling.ruling for ruling in ruled]
         return made
 
     async def gives_up(self, removal: Removal) -> None:
         """A run drains or destroys a box."""
-        run = await self._opened()
-        standing = await self.fleet.ports.journal.standing(run)
-        (ruled,) = await self.fleet.ports.journal.record_reply(
-            run,
-            Message(turn=1, step=1, role="assistant", kind=MessageKind.TOOL_CALL, content="…"),
-            booking=UNBOOKED,
-            usage=Usage(),
-            effects=[("call", removal)],
-            observation=await observe(run, self.fleet.ports),
-            listing=Listing(),
-        )
-        result = await act(hands_of(run, self.fleet.ports, standing), removal, ruled)
-        await self.fleet.ports.journal.fail_run(run, exit_reason="finished", summary="")
-        assert not result.failed, result.sentence
+        (ruled,) = await self.asks([removal])
+        assert ruled.ruling.decision is Decision.ALLOW, ruled.ruling
 
     async def rents_and_runs(self, boxes: int) -> list[Instance]:
         """… and the boxes are up and seen."""
@@ -159,18 +165,6 @@ class Rented:
     def sets(self, statement: str, **values: Any) -> None:
         with self.fleet.database.transaction() as tx:
             tx.execute(text(statement), values)
-
-    async def _opened(self) -> Run:
-        opened = await self.fleet.ports.journal.open_run(
-            RunRequest(
-                fleet=self.fleet.fleet,
-                trigger=Trigger.MANUAL,
-                flow_run_id=f"by-hand-{next(self._numbers)}",
-                worker_id="test",
-            )
-        )
-        assert isinstance(opened, Run)
-        return opened
 
     # --- what is there ------------------------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ async def test_silence_means_something_only_once_a_box_of_the_installation_has_e
         fleet.sets("UPDATE box SET reported_at = :at WHERE vast_id = :id", at=fleet.fleet.time.now(), id=first.id)
         fleet.sets("UPDATE box SET stage = 'proving' WHERE vast_id = :id", id=first.id)
 
-    await fleet.keeps_looking(HOUR)
+    await fleet.keeps_looking(HOUR, every=4 * MINUTE)
 
     assert fleet.lives(silent) is survives
 
@@ -248,7 +248,7 @@ async def test_boxes_of_others_are_counted_told_once_and_never_touched(fleet: Re
     stranger = fleet.rents_past_the_ledger(label)
     fleet.faults.arm("container_exits", times=1, machine_id=stranger.machine.machine_id)
 
-    await fleet.keeps_looking(HOUR)
+    await fleet.keeps_looking(HOUR, every=6 * MINUTE)
 
     assert fleet.lives(stranger)
     assert fleet.removals() == []
@@ -340,14 +340,14 @@ async def test_a_runway_that_shortens_is_told_at_its_marks_and_not_at_each_look(
     fleet.market.deposits.append((fleet.fleet.time.now(), burn * 3 - fleet.market.credit_usd()))
 
     told: list[int] = []
-    for _ in range(180):
-        await fleet.looks()
+    for _ in range(36):
+        await fleet.looks(after=5 * MINUTE)
         told.append(fleet.kinds().count(Kind.RUNWAY_SHORT))
-        fleet.sets("UPDATE inbox SET quarantined_at = received_at WHERE source = 'watch'")
+        fleet.sets("UPDATE inbox SET quarantined_at = received_at WHERE source = 'watch'")  # or they were one
 
-    assert [minute for minute in range(1, 180) if told[minute] > told[minute - 1]] == pytest.approx(
-        [60, 120, 150, 179], abs=2
-    )
+    at = [5 * (number + 1) for number in range(1, 36) if told[number] > told[number - 1]]
+    assert at == pytest.approx([60, 120, 150, 180], abs=5)
+    assert sum("add credit" in notice for notice in fleet.notices()) == 4
 
 
 # --- draining ---------------------------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ async def test_a_protected_box_in_trouble_is_left_to_a_person_who_is_told_once(f
     fleet.sets("UPDATE box SET protected = true WHERE vast_id = :id", id=box.id)
     fleet.faults.arm("container_exits", times=1, machine_id=box.machine.machine_id)
 
-    await fleet.keeps_looking(HOUR)
+    await fleet.keeps_looking(HOUR, every=6 * MINUTE)
 
     assert fleet.lives(box)
     assert fleet.removals() == [("destroy_box", box.id, "refused")]  # one row, and not one for each look
@@ -411,7 +411,7 @@ async def test_a_dry_run_says_what_it_would_do_once_and_does_nothing(fleet: Rent
     fleet.sets("UPDATE session_state SET mode = 'dry_run'")
     fleet.faults.arm("container_exits", times=1, machine_id=box.machine.machine_id)
 
-    await fleet.keeps_looking(HOUR)
+    await fleet.keeps_looking(HOUR, every=6 * MINUTE)
 
     assert fleet.lives(box)
     assert fleet.removals() == [("destroy_box", box.id, "dry")]
