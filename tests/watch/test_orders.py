@@ -1,4 +1,4 @@
-"""What a person orders is a row, which the watch judges by a look and carries out at once; and what waits for a word."""
+"""What a person orders is a row that the watch judges by a look and carries out at once; and what waits for a word."""
 
 from __future__ import annotations
 
