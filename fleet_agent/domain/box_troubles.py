@@ -173,10 +173,10 @@ def is_past_its_deadline(watched: Watched, _: Instance, sight: Sight) -> Finding
 
 def lateness(watched: Watched, sight: Sight) -> str | None:
     """Which deadline has passed, in words. Beyond its container the list shows nothing, so only boxes that could report
-    are waited for."""
+    are waited for. What ran and does not any more has a grace of its own (`does_not_run`)."""
     box, now, allowed = watched.box, sight.now, sight.policy.deadlines
     match box.stage:
-        case stage if stage in BOOTING:
+        case stage if stage in BOOTING and (watched.listed is None or watched.listed.actual_status not in TROUBLED):
             since = _boots_since(box, allowed.booting)
             return _late("its container does not run", now - since, allowed.booting)
         case Stage.PROVING if box.reported_at is None and _could_report(box, sight):

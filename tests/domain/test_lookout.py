@@ -167,6 +167,13 @@ def test_each_part_of_the_way_has_its_deadline(
     assert (lateness(each, sight(each, reports_since=NOW - 700 * MINUTE)) is not None) is is_late
 
 
+def test_a_box_that_was_up_and_is_offline_within_its_time_to_boot_has_the_grace_of_an_outage() -> None:
+    """Control: one that was never up, at the same moment."""
+    ledger = {"stage": Stage.LOADING, "rented_at": NOW - 31 * MINUTE, "stage_since": NOW - 2 * MINUTE}
+    assert find(sight(watched({"actual_status": "offline"}, ledger))).removals == ()
+    assert find(sight(watched({"actual_status": "loading"}, ledger))).removals != ()
+
+
 def test_where_no_box_ever_reported_silence_is_no_lateness() -> None:
     """Nor is it of a box that was rented before the first one did."""
     each = watched(None, {"rented_at": NOW - HOUR, "stage_since": NOW - HOUR})
@@ -452,6 +459,17 @@ def test_a_list_that_cannot_be_read_five_times_in_a_row_is_told_to_a_person_once
         last = dict(found.bands)
         told += [times] * bool(found.news)
     assert told == [5]
+
+
+def test_boxes_of_others_are_told_of_once_for_all() -> None:
+    stranger = instance(id=7, label="somebody else's")
+    last: dict[str, str] = {}
+    told: list[bool] = []
+    for strangers in ((), (stranger,), (stranger,), (), (stranger,)):
+        found = find(sight(watched(), strangers=strangers, last=last))
+        last = dict(found.bands)
+        told.append(bool(found.news))
+    assert told == [False, True, False, False, False]
 
 
 def test_the_lists_name_every_trouble_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -163,6 +164,21 @@ async def test_a_container_that_has_exited_is_told_once_and_given_up_after_the_g
 
     assert (told, waited) == (kinds(Kind.BOX_FAILED), True)
     assert fleet.kinds() == kinds(Kind.BOX_FAILED, Kind.BOX_PROGRESS)
+    assert not fleet.lives(box)
+
+
+async def test_a_box_whose_gpus_went_to_a_higher_bid_is_told_and_given_up_after_the_grace(fleet: Rented) -> None:
+    """We bid for nothing; somebody who does, with our label, made this one."""
+    label = f"fa/{fleet.fleet.status()['installation']}/main/r9-s1-c1-zzzz"
+    await fleet.rents(1)
+    box = fleet.rents_past_the_ledger(label, bid=Decimal(5))
+    fleet.fleet.unsound_because = "a box was made that nobody ordered"
+    await fleet.keeps_looking(5 * MINUTE)
+    fleet.faults.arm("outbid", times=1, lasting=HOUR)
+
+    await fleet.keeps_looking(8 * MINUTE)
+
+    assert fleet.kinds() == kinds(Kind.NOT_ORDERED, Kind.OUTBID, Kind.BOX_PROGRESS)
     assert not fleet.lives(box)
 
 
@@ -350,6 +366,21 @@ async def test_a_runway_that_shortens_is_told_at_its_marks_and_not_at_each_look(
     assert sum("add credit" in notice for notice in fleet.notices()) == 4
 
 
+async def test_work_that_comes_in_is_told_once_and_that_it_was_done_is_not(database_url: str) -> None:
+    """Control: little work is no other band than none that the agent knows of."""
+    async with rented(database_url) as fleet:
+        await fleet.rents_and_runs(2)
+        fleet.fleet.sim.queue.arrive(40)
+
+        await fleet.keeps_looking(3 * MINUTE)
+        told = fleet.events()
+        await fleet.keeps_looking(4 * HOUR, every=10 * MINUTE)
+
+        assert told == [("demand_band", "proofs that wait: 0 → 32–63")]
+        assert fleet.rows("sample")[-1]["pending"] == 0
+        assert len(fleet.events()) == 1
+
+
 # --- draining ---------------------------------------------------------------------------------------------------------
 
 
@@ -379,6 +410,25 @@ async def test_a_box_that_never_gets_idle_is_destroyed_when_its_time_to_drain_is
 
     assert fleet.fleet.time.now() >= fleet.box(box)["drain_by"]
     assert not fleet.lives(box)
+
+
+async def test_boxes_that_were_drained_one_after_the_other_go_together_when_they_are_idle(fleet: Rented) -> None:
+    """They were given up when they were told to drain. Control: as many that are given up now go two at a time."""
+    drained = await fleet.rents_and_runs(4)
+    busy = await fleet.rents_and_runs(4)
+    for pair in (drained[:2], drained[2:]):
+        for box in pair:
+            fleet.sets("UPDATE box SET reported_at = :at, tasks = 1", at=fleet.fleet.time.now())
+            await fleet.gives_up(DrainBox(id=box.id, reason="no work"))
+        fleet.passes(11 * MINUTE)
+    fleet.sets("UPDATE box SET reported_at = :at, tasks = 0", at=fleet.fleet.time.now())
+    await fleet.looks()
+    together = [fleet.lives(box) for box in drained]
+    fleet.faults.arm("container_exits", times=4)
+    await fleet.keeps_looking(8 * MINUTE)
+
+    assert together == [False] * 4
+    assert sum(fleet.lives(box) for box in busy) == 2
 
 
 # --- what holds the watch back ----------------------------------------------------------------------------------------
