@@ -14,8 +14,11 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Protocol, Self
 
+from pydantic import SecretStr
+
 from fleet_agent.domain.actions import Effect, Tool
 from fleet_agent.domain.bell import ShownWake, Waiting
+from fleet_agent.domain.box_reports import BoxHook, no_hook
 from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import Box, Inventory, Offer
 from fleet_agent.domain.flow_run import FlowRun
@@ -87,7 +90,8 @@ class Offers(tuple[Offer, ...]):
 class RentOrder(Frozen):
     """One rental: the offer, the label that carries the key, and what runs on the box (from the policy).
 
-    A value of `env` may be a reference `$NAME`; only the adapter looks it up, so no secret passes through here.
+    A value of `env` may be a reference `$NAME`; only the adapter looks it up, so no secret of ours passes through here.
+    `hook` is the box's own: the adapter adds it to the environment, and it prints as stars.
     """
 
     offer_id: int
@@ -96,6 +100,7 @@ class RentOrder(Frozen):
     disk_gb: int
     runtype: str
     env: dict[str, str]
+    hook: SecretStr | None = None
     onstart: str
     send_by: timedelta
     """Of `Clock.elapsed()`: an order that has not left by then must not leave at all. The grace of a lost answer counts
@@ -324,10 +329,11 @@ class Ledger(Protocol):
     Everything raises DatabaseUnreachable.
     """
 
-    async def mark_sent(self, key: str, *, send_by: timedelta) -> Ruling:
+    async def mark_sent(self, key: str, *, send_by: timedelta, hook_digest: str | None = None) -> Ruling:
         """Last thing before a call: what may have changed since the ruling is read again and `sent` is committed.
 
-        A ruling other than allow means: do not send. Raises RunSuperseded where a run acts that lost the fence."""
+        `hook_digest`: of a rent, by which its box will be known when it speaks to us. A ruling other than allow means:
+        do not send. Raises RunSuperseded where a run acts that lost the fence."""
         ...
 
     async def record_outcome(
@@ -463,10 +469,11 @@ class Journal(Protocol):
         reply. Raises RunSuperseded."""
         ...
 
-    async def mark_sent(self, run: Run, key: str, *, send_by: timedelta) -> Ruling:
+    async def mark_sent(self, run: Run, key: str, *, send_by: timedelta, hook_digest: str | None = None) -> Ruling:
         """Last thing before a call: fence, mode and the action's own status are read again and `sent` is committed.
 
-        A ruling other than allow means: do not send. Raises RunSuperseded."""
+        `hook_digest`: of a rent, by which its box will be known when it speaks to us. A ruling other than allow means:
+        do not send. Raises RunSuperseded."""
         ...
 
     async def record_outcome(
@@ -511,3 +518,5 @@ class Ports:
     count_tokens: CountTokens
     draw_mark: Callable[[], str]
     """A new mark for `hygiene.fence`, which nobody can guess."""
+    draw_hook: Callable[[], BoxHook | None] = no_hook
+    """A hook of its own for a box that is about to be rented; None where boxes cannot reach us."""

@@ -130,6 +130,14 @@ class Settings(BaseSettings):
             "for others put a proxy with TLS before it."
         ),
     )
+    hooks_public_url: HttpUrl | None = Field(
+        default=None,
+        description=(
+            "Address at which rented boxes reach that port, such as https://fleet.example.net. Each box is given one "
+            "of its own below it, with a token that opens nothing else. Unset: boxes tell nothing, and one that drains "
+            "is destroyed when no proof is under way anywhere, or at its deadline."
+        ),
+    )
 
     # --- the provider of boxes --------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from fleet_agent.clients.counting import count_tokens
 from fleet_agent.clients.notify import AppriseNotifier, NobodyToTell
 from fleet_agent.clients.pace import MemoryTurns, Pace, Turns, TurnsInAnyCase
 from fleet_agent.clients.secrecy import quiet_transport_logs
+from fleet_agent.domain.box_reports import BoxHook, hook_of
 from fleet_agent.domain.context import room_for_a_run
 from fleet_agent.domain.hygiene import MARK_BYTES
 from fleet_agent.domain.tokens import window_needed
@@ -172,6 +173,7 @@ async def open_ports(settings: Settings) -> AsyncGenerator[Ports]:
                 journal=PostgresJournal(database, clock, settings.fleet),
                 count_tokens=count_tokens,
                 draw_mark=lambda: secrets.token_hex(MARK_BYTES),
+                draw_hook=functools.partial(_draw_hook, settings.hooks_public_url),
             )
 
 
@@ -331,6 +333,10 @@ def _options(served: ServedModel, settings: Settings) -> model.ChatOptions:
         usd_per_million_tokens_in=served.usd_per_million_tokens_in,
         usd_per_million_tokens_out=served.usd_per_million_tokens_out,
     )
+
+
+def _draw_hook(public_url: str | None) -> BoxHook | None:
+    return None if public_url is None else hook_of(public_url, secrets.token_urlsafe(32))
 
 
 def _queries(settings: Settings) -> prometheus.DemandQueries:

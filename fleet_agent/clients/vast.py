@@ -56,6 +56,7 @@ from fleet_agent.clients.vast_wire import (
     User,
     said_by,
 )
+from fleet_agent.domain.box_reports import VARIABLE, without_tokens
 from fleet_agent.domain.fleet import Instance, Inventory, Offer
 from fleet_agent.domain.observation import Account
 from fleet_agent.domain.pace import Limit
@@ -206,7 +207,7 @@ class VastMarket:
 
     async def rent(self, order: RentOrder) -> int:
         """As `ports.Market.rent`. Raises FixSetup, before anything is sent, for a `$NAME` that nobody set."""
-        body = _create_body(order, env=_looked_up(order.env, self._box_env))
+        body = _create_body(order, env=_looked_up(order.env, self._box_env) | _hook(order))
         path = f"/api/v0/asks/{order.offer_id}/"
         response = await self._send_effect(CREATE, "PUT", path, body, send_by=order.send_by)
         outcome = _outcome_of_create(response, self._secrets)
@@ -405,6 +406,10 @@ def _looked_up(env: Mapping[str, str], box_env: Mapping[str, str]) -> dict[str, 
     return {name: box_env[value[1:]] if value.startswith("$") else value for name, value in env.items()}
 
 
+def _hook(order: RentOrder) -> dict[str, str]:
+    return {} if order.hook is None else {VARIABLE: order.hook.get_secret_value()}
+
+
 # --- what an answer means ---------------------------------------------------------------------------------------------
 
 
@@ -552,7 +557,7 @@ def _instance(row: InstanceRow) -> Instance:
         actual_status=row.actual_status or "",
         intended_status=row.intended_status or "",
         contract_status=row.cur_state or "",
-        status_message=row.status_msg or "",
+        status_message=without_tokens(row.status_msg or ""),
         started_at=datetime.fromtimestamp(row.start_date, UTC),
     )
 

@@ -34,6 +34,13 @@ class Mode(StrEnum):
     PAUSED = "paused"
 
 
+class Brake(StrEnum):
+    """One half of what a fleet does by itself, which a person can hold back alone."""
+
+    SCALE_OUT = "scale_out"
+    SCALE_IN = "scale_in"
+
+
 class Actor(StrEnum):
     """Who asks for an effect; each has rules of its own."""
 

@@ -305,11 +305,75 @@ def carry_out_approved(
     return ruled(row, situation.policy)
 
 
+# --- a person's orders -----------------------------------------------------------------------------------------------
+
+
+def order(tx: Session, fleet: str, action: DrainBox | DestroyBox, *, who: str, now: datetime) -> str | None:
+    """Have the watch carry out what a person wants, at once; the problem in a sentence where it cannot be ordered."""
+    box = ledger.live_box(tx, fleet, action.id)
+    if box is None:
+        return f"fleet {fleet} has no live box {action.id}"
+    if box.stage == Stage.DESTROYING or (box.stage == Stage.DRAINING and isinstance(action, DrainBox)):
+        return f"box {action.id} is {box.stage} already"
+    if _is_ordered(tx, box, action):
+        return f"{action.name} of box {action.id} is ordered already"
+    tx.add(_order(fleet, action, box, who, now))
+    notify_bell(tx, fleet)
+    return None
+
+
+def _is_ordered(tx: Session, box: tables.Box, action: DrainBox | DestroyBox) -> bool:
+    """Whether a person wants the same already, and nobody has seen the end of it."""
+    orders = select(Action.id).where(
+        Action.box_key == box.key,
+        Action.tool == action.name,
+        Action.actor == Actor.OPERATOR,
+        col(Action.status).in_((ActionStatus.INTENDED, ActionStatus.SENT, ActionStatus.UNKNOWN)),
+    )
+    return tx.execute(select(orders.exists())).scalar_one()
+
+
+def order_destroy(tx: Session, fleet: str, vast_id: int, *, who: str = "a person", now: datetime) -> str:
+    """The order of the emergency stop, which no brake holds back and whoever gave it carries out himself: stored as
+    sent; returns its key. To be called after a look that showed the box to be ours.
+    """
+    box = ledger.live_box(tx, fleet, vast_id)
+    row = _order(fleet, DestroyBox(id=vast_id, reason="emergency stop"), box, who, now)
+    row.status, row.sent_at = ActionStatus.SENT.value, real_now(tx)
+    tx.add(row)
+    if box is not None:
+        ledger.enter(box, Stage.DESTROYING, now)
+    return row.key
+
+
+def _order(fleet: str, action: DrainBox | DestroyBox, box: tables.Box | None, who: str, now: datetime) -> Action:
+    return Action(
+        fleet=fleet,
+        key=f"{Actor.OPERATOR.value}{action.id}-{_random_suffix()}",
+        actor=Actor.OPERATOR.value,
+        tool=action.name,
+        arguments=action.model_dump(mode="json"),
+        box_key=box and box.key,
+        created_at=now,
+        ruling=Decision.ALLOW.value,
+        code=Actor.OPERATOR.value,
+        sentence=f"Ordered by {who}.",
+        status=ActionStatus.INTENDED.value,
+    )
+
+
 # --- last thing before the call --------------------------------------------------------------------------------------
 
 
 def mark_sent(
-    tx: Session, fleet: str, key: str, *, send_by: timedelta, now: datetime, run: Run | None = None
+    tx: Session,
+    fleet: str,
+    key: str,
+    *,
+    send_by: timedelta,
+    now: datetime,
+    hook_digest: str | None = None,
+    run: Run | None = None,
 ) -> Ruling:
     """Commit that the call is about to be made, or rule that it must not be. The caller holds the fence of `run`."""
     row = action_of(tx, key)
@@ -325,7 +389,7 @@ def mark_sent(
     row.status, row.sent_at, row.send_by = ActionStatus.SENT.value, sent_at, sent_at + send_by
     row.sent_by_run = run and run.run_id
     if row.tool == RentBox.name:
-        tx.add(_box_of_rent(row, installation(tx).name, now))
+        tx.add(_box_of_rent(row, installation(tx).name, hook_digest, now))
     elif box is not None:
         box.busy_action, box.busy_until = row.tool, sent_at + send_by + LONGEST_CALL
         if row.tool == DestroyBox.name:
@@ -373,8 +437,8 @@ def _refuse(code: str, sentence: str) -> Ruling:
     return Ruling(decision=Decision.REFUSE, code=code, sentence=sentence)
 
 
-def _box_of_rent(row: Action, installation_name: str, now: datetime) -> tables.Box:
-    """The ledger knows of the box before the provider does."""
+def _box_of_rent(row: Action, installation_name: str, hook_digest: str | None, now: datetime) -> tables.Box:
+    """The ledger knows of the box before the provider does, and of its token only by what the order does not say."""
     offer = Offer.model_validate(row.offer)
     return tables.Box(
         key=row.key,
@@ -388,36 +452,8 @@ def _box_of_rent(row: Action, installation_name: str, now: datetime) -> tables.B
         rented_at=now,
         stage=Stage.RENTED.value,
         stage_since=now,
+        hook_digest=hook_digest,
     )
-
-
-def order_destroy(tx: Session, fleet: str, vast_id: int, *, now: datetime) -> str:
-    """A person's order to destroy a box in the emergency stop, which no brake holds back: stored as sent; returns its
-    key. To be called after a look that showed the box to be ours.
-    """
-    box = tx.scalars(
-        select(tables.Box).where(
-            tables.Box.fleet == fleet, tables.Box.vast_id == vast_id, tables.Box.stage != Stage.GONE
-        )
-    ).first()
-    order = Action(
-        fleet=fleet,
-        key=f"{Actor.OPERATOR.value}{vast_id}-{_random_suffix()}",
-        actor=Actor.OPERATOR.value,
-        tool=DestroyBox.name,
-        arguments={"id": vast_id},
-        box_key=box and box.key,
-        created_at=now,
-        ruling=Decision.ALLOW.value,
-        code="operator",
-        sentence="Ordered by a person.",
-        status=ActionStatus.SENT.value,
-        sent_at=real_now(tx),
-    )
-    tx.add(order)
-    if box is not None:
-        ledger.enter(box, Stage.DESTROYING, now)
-    return order.key
 
 
 # --- what became of it -----------------------------------------------------------------------------------------------

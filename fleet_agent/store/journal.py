@@ -146,8 +146,11 @@ class PostgresJournal:
             ),
         )
 
-    async def mark_sent(self, run: Run, key: str, *, send_by: timedelta) -> Ruling:
-        return await self._fenced(run, lambda tx: runs.mark_sent(tx, run, key, send_by=send_by, now=self._clock.now()))
+    async def mark_sent(self, run: Run, key: str, *, send_by: timedelta, hook_digest: str | None = None) -> Ruling:
+        return await self._fenced(
+            run,
+            lambda tx: runs.mark_sent(tx, run, key, send_by=send_by, hook_digest=hook_digest, now=self._clock.now()),
+        )
 
     async def record_outcome(
         self,

@@ -116,6 +116,15 @@ def as_box(row: tables.Box, *, busy: bool) -> Box:
     )
 
 
+def live_box(tx: Session, fleet: str, vast_id: int) -> tables.Box | None:
+    """The row of the box that the provider knows by this number, as long as it is not gone."""
+    return tx.scalars(
+        select(tables.Box).where(
+            tables.Box.fleet == fleet, tables.Box.vast_id == vast_id, tables.Box.stage != Stage.GONE
+        )
+    ).first()
+
+
 def in_flight(tx: Session, fleet: str) -> tuple[int, Decimal]:
     """Rents that may still become a box which `boxes` does not show yet, and the $/h reserved for them."""
     return _count_rents(tx, fleet, _IN_FLIGHT)

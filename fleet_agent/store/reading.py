@@ -101,14 +101,14 @@ def actions(tx: Session, fleet: str, *, last: int) -> list[dict[str, Any]]:
 
 
 def boxes(tx: Session, fleet: str) -> list[dict[str, Any]]:
-    """Every box that is not gone, also those whose number the provider has not told yet; oldest first."""
-    return _rows(
-        tx.scalars(
-            select(tables.Box)
-            .where(tables.Box.fleet == fleet, tables.Box.stage != Stage.GONE)
-            .order_by(col(tables.Box.rented_at), col(tables.Box.key))
-        )
+    """Every box that is not gone, also those whose number the provider has not told yet; oldest first. The digests of
+    their tokens are nobody's business."""
+    rows = tx.scalars(
+        select(tables.Box)
+        .where(tables.Box.fleet == fleet, tables.Box.stage != Stage.GONE)
+        .order_by(col(tables.Box.rented_at), col(tables.Box.key))
     )
+    return [{name: value for name, value in _row(row).items() if name != "hook_digest"} for row in rows]
 
 
 def host_bans(tx: Session, fleet: str, *, now: datetime) -> list[dict[str, Any]]:
@@ -150,6 +150,12 @@ def inbox(tx: Session, fleet: str, *, last: int) -> list[dict[str, Any]]:
     return [_row(row) | {"state": claims.state_of(row).value} for row in rows]
 
 
+def questions(tx: Session, fleet: str) -> list[str]:
+    """What only a person can say of listed boxes that may be ours, oldest first."""
+    asked = select(tables.Question.text).where(tables.Question.fleet == fleet)
+    return list(tx.scalars(asked.order_by(col(tables.Question.asked_at), col(tables.Question.vast_id))))
+
+
 def status(tx: Session, fleet: str, *, now: datetime) -> dict[str, Any]:
     """The fleet at a glance."""
     state = session.find(tx, fleet)
@@ -178,13 +184,8 @@ def status(tx: Session, fleet: str, *, now: datetime) -> dict[str, Any]:
             select(func.count()).select_from(tables.Inbox).where(tables.Inbox.fleet == fleet, WAITS)
         ).scalar_one(),
         "quarantined": _quarantined(tx, fleet),
-        "questions": list(
-            tx.scalars(
-                select(tables.Question.text)
-                .where(tables.Question.fleet == fleet)
-                .order_by(col(tables.Question.asked_at), col(tables.Question.vast_id))
-            )
-        ),
+        "questions": questions(tx, fleet),
+        "approvals": [approval.model_dump() for approval in open_approvals(tx, fleet)],
         "untold_notices": untold_notices,
         "newest_notice": newest_notice,
         "models": model_servers.shown(tx),

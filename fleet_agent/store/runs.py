@@ -380,10 +380,10 @@ def carry_out_approved(
     return actions.carry_out_approved(tx, run, key, action=action, observation=observation, listing=listing, now=now)
 
 
-def mark_sent(tx: Session, run: Run, key: str, *, send_by: timedelta, now: datetime) -> Ruling:
+def mark_sent(tx: Session, run: Run, key: str, *, send_by: timedelta, hook_digest: str | None, now: datetime) -> Ruling:
     """The last look before a call, see `actions.mark_sent`. Raises RunSuperseded."""
     hold_fence(tx, run)
-    return actions.mark_sent(tx, run.fleet, key, send_by=send_by, now=now, run=run)
+    return actions.mark_sent(tx, run.fleet, key, send_by=send_by, hook_digest=hook_digest, now=now, run=run)
 
 
 def write(tx: Session, run: Run, tool: Tool, *, answer: Message | None, now: datetime) -> Result:

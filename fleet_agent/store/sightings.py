@@ -26,6 +26,7 @@ from sqlalchemy.orm import Session
 from sqlmodel import col, or_, select
 
 from fleet_agent.domain.actions import DestroyBox, Effect, RentBox
+from fleet_agent.domain.box_reports import WAY
 from fleet_agent.domain.fleet import Instance, Inventory, Stage, ours, parse_label
 from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.store import actions, audit, hosts, ledger, spent, tables, unlabelled
@@ -167,16 +168,13 @@ def _missed(box: tables.Box, look: _Look) -> None:
         ledger.gone(box, f"missing from {box.misses} looks in a row", look.now)
 
 
-_SAYS_ITSELF: Final = (Stage.REGISTERED, Stage.PARAMS_READY, Stage.BENCHMARKED, Stage.PROVING)
-
-
 def _stage(box: tables.Box, instance: Instance) -> Stage:
     """What the list shows, but for what only the box itself or we ourselves know."""
     seen = stage_seen(instance)
     if box.drain_by is not None:
         return Stage.DRAINING
     if seen is Stage.PROVING and box.reported_at is not None:
-        return Stage(box.stage) if box.stage in _SAYS_ITSELF else Stage.REGISTERED
+        return Stage(box.stage) if box.stage in WAY else Stage.REGISTERED
     return seen
 
 

@@ -4,7 +4,9 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+from pydantic import SecretStr
 
+from fleet_agent.domain.box_reports import VARIABLE
 from fleet_agent.domain.policy import Launch, OfferFloors, Policy
 from fleet_agent.errors import (
     AlreadyGone,
@@ -189,7 +191,8 @@ async def test_the_account_tells_the_spendable_credit():
 
 async def test_a_rent_makes_one_box_on_demand_with_the_label_and_what_the_policy_launches():
     world = SimulatedWorld(box_env={"HF_TOKEN": "a-secret-for-the-box"})
-    wanted = order(await cheapest(world), env={"PROVER": "cuzk", "TOKEN": "$HF_TOKEN"}, onstart="run-prover")
+    hook = SecretStr("https://fleet.test/box/its-own")
+    wanted = order(await cheapest(world), env={"PROVER": "cuzk", "TOKEN": "$HF_TOKEN"}, hook=hook, onstart="run-prover")
 
     box_id = await world.market.rent(wanted)
 
@@ -198,7 +201,7 @@ async def test_a_rent_makes_one_box_on_demand_with_the_label_and_what_the_policy
     assert not box.is_bid
     assert (box.order.image, box.order.disk_gb, box.order.runtype) == (IMAGE, 100, "args")
     assert (box.label, box.order.onstart) == ("fa/abc123/main/r1-s1-c0-wxyz", "run-prover")
-    assert box.order.env == {"PROVER": "cuzk", "TOKEN": "a-secret-for-the-box"}
+    assert box.order.env == {"PROVER": "cuzk", "TOKEN": "a-secret-for-the-box", VARIABLE: hook.get_secret_value()}
 
 
 async def test_a_secret_that_nobody_set_stops_the_rent_before_anything_is_sent():
