@@ -169,13 +169,11 @@ class _OfFleet:
 def in_words(looked: Looked) -> list[str]:
     """Everything that a look at one fleet has found, for a person who asks."""
     place = f"fleet {looked.fleet}"
+    wrong = [*([looked.unfit] if looked.unfit else []), *looked.findings]
     match looked.observation.inventory:
         case Unknown(reason=reason):
             head = f"{place}: the list of boxes is unknown ({reason})"
         case Known():
-            boxes = looked.observation.live_boxes()
-            head = f"{place}: {len(boxes)} boxes, {show_rate(looked.observation.burn())}"
-    wrong = [*([looked.unfit] if looked.unfit else []), *looked.findings]
-    if not wrong:
-        return [f"{head}; nothing is wrong"]
+            count, rate = len(looked.observation.live_boxes()), show_rate(looked.observation.burn())
+            head = f"{place}: {count} boxes, {rate}{'' if wrong else '; nothing is wrong'}"
     return [head, *(f"{place}: {each}" for each in wrong)]

@@ -48,6 +48,9 @@ def is_second_of_one_order(watched: Watched, listed: Instance, sight: Sight) -> 
     )
 
 
+BOOTING: Final = (Stage.RENTED, Stage.LOADING)
+
+
 def is_not_as_ordered(watched: Watched, listed: Instance, sight: Sight) -> Finding | None:
     difference = differs(watched, listed, sight.policy)
     if difference is None:
@@ -76,7 +79,7 @@ def differs(watched: Watched, listed: Instance, policy: Policy) -> str | None:
         return "it is a share of a machine, and the whole was ordered"
     if listed.interruptible:
         return "whoever bids more can stop it, and it was ordered on demand"
-    if not works(watched) and listed.usd_per_hour > _may_cost(watched, policy):
+    if watched.box.stage in BOOTING and listed.usd_per_hour > _may_cost(watched, policy):
         return f"it costs {show_rate(listed.usd_per_hour)}, and {show_rate(ordered.usd_per_hour)} was agreed"
     if watched.image and listed.image and not _same_image(watched.image, listed.image):
         return "it runs another image than the policy's"
@@ -170,10 +173,10 @@ def is_past_its_deadline(watched: Watched, _: Instance, sight: Sight) -> Finding
 
 def lateness(watched: Watched, sight: Sight) -> str | None:
     """Which deadline has passed, in words. Beyond its container the list shows nothing, so only boxes that could report
-    are waited for."""
+    are waited for. What ran and does not any more has a grace of its own (`does_not_run`)."""
     box, now, allowed = watched.box, sight.now, sight.policy.deadlines
     match box.stage:
-        case Stage.RENTED | Stage.LOADING:
+        case stage if stage in BOOTING and (watched.listed is None or watched.listed.actual_status not in TROUBLED):
             since = _boots_since(box, allowed.booting)
             return _late("its container does not run", now - since, allowed.booting)
         case Stage.PROVING if box.reported_at is None and _could_report(box, sight):

@@ -190,13 +190,19 @@ def _low(band: str) -> int:
 
 
 def others_are_there(sight: Sight, _: Collection[str]) -> State:
+    """Told once for all: whoever has other business on the account knows it from then on."""
     path, count = "strangers", len(sight.strangers)
+    before = sight.band(path)
+    if not isinstance(sight.situation.inventory, Known):
+        return State(path, before)
     if not count:
-        return State(path, sight.band(path) if not isinstance(sight.situation.inventory, Known) else "0")
+        return State(path, before and NONE_LEFT)
     numbers = ", ".join(str(each.id) for each in sight.strangers[:MOST_NAMED])
     text = (
         f"{count} boxes on the account are not of this installation ({numbers}{', …' if count > MOST_NAMED else ''}): "
         "they are left alone, and use up the same credit"
     )
-    finding = Finding(code=path, text=text, notice=True)
-    return State(path, str(count), finding, is_news=sight.band(path) in ("", "0"))
+    return State(path, str(count), Finding(code=path, text=text, notice=True), is_news=not before)
+
+
+NONE_LEFT: Final = "0"

@@ -257,12 +257,13 @@ def _tell(tx: Session, fleet: str, finding: Finding, policy: Policy, now: dateti
 
 
 def _sample(tx: Session, fleet: str, observation: Observation, *, bands: Mapping[str, str], at: datetime) -> None:
-    known = isinstance(observation.inventory, Known)
+    listed = _numbers_of(observation)
     demand = observation.demand.value if isinstance(observation.demand, Known) else None
     account = observation.account.value if isinstance(observation.account, Known) else None
+    ours = None if listed is None else [box for box in observation.boxes if box.vast_id in listed]
     seen = {
-        "boxes": len(observation.live_boxes()) if known else None,
-        "proving": sum(box.stage is Stage.PROVING for box in observation.boxes) if known else None,
+        "boxes": None if ours is None else len(ours),
+        "proving": None if ours is None else sum(box.stage is Stage.PROVING for box in ours),
         "in_flight": observation.in_flight_count,
         "burn_usd_per_hour": observation.burn(),
         "credit_usd": account and account.credit_usd,
@@ -273,6 +274,11 @@ def _sample(tx: Session, fleet: str, observation: Observation, *, bands: Mapping
     }
     new = insert(Sample).values(fleet=fleet, at=at, **seen)
     tx.execute(new.on_conflict_do_update(index_elements=["fleet", "at"], set_=seen))
+
+
+def _numbers_of(observation: Observation) -> set[int] | None:
+    inventory = observation.inventory
+    return {each.id for each in inventory.value.instances} if isinstance(inventory, Known) else None
 
 
 # --- what is to be done about it --------------------------------------------------------------------------------------
