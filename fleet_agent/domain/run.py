@@ -253,6 +253,10 @@ class Standing(Frozen):
     bans: tuple[Ban, ...] = ()
     """In force, newest first."""
     benchmarks: tuple[Benchmark, ...] = ()
+    scale_out_paused: bool = False
+    scale_in_paused: bool = False
+    rent_breaker: str = ""
+    """Why renting pauses by itself until a person closes the breaker; empty where it does not."""
 
 
 class Usage(Frozen):
