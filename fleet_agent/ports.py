@@ -26,7 +26,7 @@ from fleet_agent.domain.hosts import Ban, Failure
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled, Unsettled
 from fleet_agent.domain.observation import Account, Observation
 from fleet_agent.domain.policy import Policy
-from fleet_agent.domain.rules import Ruling
+from fleet_agent.domain.rules import Actor, Removal, Ruling
 from fleet_agent.domain.run import (
     Approved,
     Claimed,
@@ -50,7 +50,7 @@ from fleet_agent.domain.spent import Charge, Reckoning
 from fleet_agent.domain.tokens import CountTokens
 from fleet_agent.domain.triggers import Doorbell, Trigger
 from fleet_agent.domain.values import Frozen
-from fleet_agent.domain.watch import DeadRun, Untold
+from fleet_agent.domain.watch import DeadRun, Looked, Order, Seen, Untold
 
 
 class Clock(Protocol):
@@ -278,6 +278,49 @@ class Logbook(Protocol):
         ...
 
     async def told(self, notice: Untold, *, how: str) -> None: ...
+
+    async def fleets(self) -> tuple[str, ...]:
+        """Those that somebody has begun."""
+        ...
+
+    async def record_look(self, fleet: str, seen: Seen) -> Looked:
+        """Lay the list beside the ledger, find what is wrong, and have it told: events, notices, bans, a doubted list.
+
+        What the watch had intended before and never sent is expired, and so are approvals that came too late. One
+        transaction, so that nothing is told twice."""
+        ...
+
+    async def propose(
+        self, fleet: str, actor: Actor, wanted: Sequence[Removal], observation: Observation
+    ) -> tuple[Ruled, ...]:
+        """Judge removals one after the other, and store the intents. One that is ruled on as it was the last time adds
+        no row."""
+        ...
+
+    async def orders(self) -> tuple[Order, ...]:
+        """What persons ordered and nobody has carried out yet, oldest first."""
+        ...
+
+    async def judge_order(self, order: Order, observation: Observation) -> Ruled:
+        """Judge a person's order by the look at hand; its row becomes the intent, or is refused."""
+        ...
+
+    async def mark_sent(self, fleet: str, key: str, *, send_by: timedelta) -> Ruling:
+        """As `Ledger.mark_sent`; there is no run, and no fence."""
+        ...
+
+    async def record_outcome(
+        self,
+        fleet: str,
+        key: str,
+        status: ActionStatus,
+        outcome: str,
+        *,
+        vast_id: int | None = None,
+        blame: Failure | None = None,
+    ) -> None:
+        """As `Ledger.record_outcome`."""
+        ...
 
 
 class Ledger(Protocol):

@@ -154,6 +154,16 @@ class Settings(BaseSettings):
         ),
     )
 
+    watch_every: int = Field(
+        default=60,
+        ge=10,
+        le=3600,
+        description=(
+            "Seconds between two looks of the watch at everything that is rented; under `demo` as fast as its time. A "
+            "minute is what a box in trouble may cost at most before anybody knows."
+        ),
+    )
+
     # --- the model --------------------------------------------------------------------------------------------------
 
     model_url: HttpUrl | None = Field(

@@ -13,6 +13,7 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from datetime import timedelta
 
 from pydantic import SecretStr
 
@@ -260,15 +261,21 @@ async def open_orchestrator(
 async def open_watch(
     settings: Settings, api_url: str, auth_string: str | None, *, tell: Callable[[str], None]
 ) -> AsyncGenerator[WatchPorts]:
-    """Everything the watch reaches the world through."""
+    """Everything the watch reaches the world through. Raises FixSetup where the key of the provider is missing: a watch
+    that sees no box keeps no limit."""
     with open_store(settings) as database:
         clock = read_clock(database)
         async with (
+            _open_vast(settings, database, clock, PostgresTurns(database, _vast_key(settings))) as market,
+            _open_demand(settings, clock) as demand,
             open_orchestrator(database, api_url, auth_string) as orchestrator,
             aclosing(PostgresBelfry(database, clock, read_clock_again=clock.read_again)) as belfry,
         ):
             yield WatchPorts(
                 clock=clock,
+                market=market,
+                demand=demand,
+                look_every=look_every(settings, timeline(database).speed),
                 belfry=belfry,
                 logbook=PostgresLogbook(database, clock),
                 orchestrator=orchestrator,
@@ -276,6 +283,20 @@ async def open_watch(
                 sleep=asyncio.sleep,
                 tell=tell,
             )
+
+
+def look_every(settings: Settings, speed: float) -> timedelta:
+    """Real time between two looks. However fast business runs, the provider and the database are asked no faster."""
+    return max(timedelta(seconds=settings.watch_every) / speed, timedelta(seconds=1))
+
+
+@asynccontextmanager
+async def _open_demand(settings: Settings, clock: Clock) -> AsyncGenerator[prometheus.PrometheusDemand | None]:
+    if settings.demand_prometheus_url is None:
+        yield None
+        return
+    async with prometheus.open_client(settings.demand_prometheus_url) as client:
+        yield prometheus.PrometheusDemand(client, _queries(settings), clock=clock)
 
 
 @asynccontextmanager

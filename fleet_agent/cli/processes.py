@@ -102,9 +102,9 @@ def worker() -> None:
 
 @verbs.command()
 def watch(
-    once: Annotated[bool, typer.Option("--once", help="one look, then end")] = False,
+    once: Annotated[bool, typer.Option("--once", help="one look, which says what it finds, then end")] = False,
 ) -> None:
-    """Ring for what waits and tell Prefect of dead runs, beside a running tree; `up` does it of itself."""
+    """Ring for what waits, see to what is rented and tell Prefect of dead runs; `up` does it of itself."""
     from fleet_agent.watch_process import keep_watch
 
     settings = load_settings()

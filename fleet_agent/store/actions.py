@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Final
+from typing import Final, cast
 
 from sqlalchemy import Select, update
 from sqlalchemy.orm import Session
@@ -30,8 +30,9 @@ from fleet_agent.domain.hosts import Failure, machines_of
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.policy import Policy
-from fleet_agent.domain.rules import DRY_RUN, Actor, Decision, Mode, Ruling, Situation, judge
+from fleet_agent.domain.rules import DRY_RUN, Actor, Decision, Mode, Removal, Ruling, Situation, judge
 from fleet_agent.domain.run import Approval, Approved, Run
+from fleet_agent.domain.watch import Order
 from fleet_agent.store import hosts, ledger, session, tables
 from fleet_agent.store.database import notify_bell, real_now
 from fleet_agent.store.installation import installation
@@ -104,10 +105,10 @@ def _judged(
         row.grant = bound_of(action, offer, expires_at=row.grant_expires_at).model_dump(mode="json")
     tx.add(row)
     tx.flush()
-    return _ruled(row, situation.policy)
+    return ruled(row, situation.policy)
 
 
-def _ruled(row: Action, policy: Policy) -> Ruled:
+def ruled(row: Action, policy: Policy) -> Ruled:
     return Ruled(
         key=row.key,
         call_id=row.call_id or "",
@@ -229,7 +230,7 @@ def carry_out_approved(
     """
     row = action_of(tx, key)
     if row.status != ActionStatus.AWAITING_APPROVAL or row.approved_at is None:
-        return _ruled(row, session.policy(tx, run.fleet))
+        return ruled(row, session.policy(tx, run.fleet))
     asker = Asker(fleet=run.fleet, actor=Actor(row.actor), run=run, grant=Grant.model_validate(row.grant))
     situation = situation_of(tx, asker, observation, listing, now=now)
     ruling = judge(action, situation)
@@ -243,13 +244,13 @@ def carry_out_approved(
         row.offer = offer.model_dump(mode="json")
         row.reserved_usd_per_hour = offer.usd_per_hour if row.status == ActionStatus.INTENDED else Decimal(0)
     tx.flush()
-    return _ruled(row, situation.policy)
+    return ruled(row, situation.policy)
 
 
 # --- a person's orders -----------------------------------------------------------------------------------------------
 
 
-def order(tx: Session, fleet: str, action: DrainBox | DestroyBox, *, who: str, now: datetime) -> str | None:
+def order(tx: Session, fleet: str, action: Removal, *, who: str, now: datetime) -> str | None:
     """Have the watch carry out what a person wants, at once; the problem in a sentence where it cannot be ordered."""
     box = ledger.live_box(tx, fleet, action.id)
     if box is None:
@@ -263,7 +264,7 @@ def order(tx: Session, fleet: str, action: DrainBox | DestroyBox, *, who: str, n
     return None
 
 
-def _is_ordered(tx: Session, box: tables.Box, action: DrainBox | DestroyBox) -> bool:
+def _is_ordered(tx: Session, box: tables.Box, action: Removal) -> bool:
     """Whether a person wants the same already, and nobody has seen the end of it."""
     orders = select(Action.id).where(
         Action.box_key == box.key,
@@ -272,6 +273,39 @@ def _is_ordered(tx: Session, box: tables.Box, action: DrainBox | DestroyBox) -> 
         col(Action.status).in_((ActionStatus.INTENDED, ActionStatus.SENT, ActionStatus.UNKNOWN)),
     )
     return tx.execute(select(orders.exists())).scalar_one()
+
+
+def orders(tx: Session) -> tuple[Order, ...]:
+    """What persons ordered and nobody has carried out yet, of all fleets, oldest first."""
+    rows = tx.scalars(
+        select(Action)
+        .where(
+            Action.actor == Actor.OPERATOR,
+            Action.status == ActionStatus.INTENDED,
+            col(Action.tool).in_((DrainBox.name, DestroyBox.name)),
+        )
+        .order_by(col(Action.id))
+    )
+    return tuple(
+        Order(fleet=row.fleet, key=row.key, action=cast("Removal", _EFFECTS[row.tool].model_validate(row.arguments)))
+        for row in rows
+    )
+
+
+def judge_order(tx: Session, order: Order, *, observation: Observation, now: datetime) -> Ruled:
+    """Judge a person's order by the look at hand. No brake holds it, and no dry run: only ownership does."""
+    row = action_of(tx, order.key)
+    if row.status == ActionStatus.INTENDED:
+        asker = Asker(fleet=order.fleet, actor=Actor.OPERATOR)
+        situation = situation_of(tx, asker, observation, Listing(), now=now)
+        ruling = judge(order.action, situation)
+        if ruling.decision is Decision.ALLOW:
+            row.box_key = _box_key(order.action, row.key, situation)
+        else:
+            row.ruling, row.code, row.sentence = ruling.decision.value, ruling.code, ruling.sentence
+            row.status, row.settled_at = ActionStatus.REFUSED.value, now
+        tx.flush()
+    return ruled(row, session.policy(tx, order.fleet))
 
 
 def order_destroy(tx: Session, fleet: str, vast_id: int, *, who: str = "a person", now: datetime) -> str:
@@ -287,7 +321,7 @@ def order_destroy(tx: Session, fleet: str, vast_id: int, *, who: str = "a person
     return row.key
 
 
-def _order(fleet: str, action: DrainBox | DestroyBox, box: tables.Box | None, who: str, now: datetime) -> Action:
+def _order(fleet: str, action: Removal, box: tables.Box | None, who: str, now: datetime) -> Action:
     return Action(
         fleet=fleet,
         key=f"{Actor.OPERATOR.value}{action.id}-{_random_suffix()}",
@@ -480,7 +514,7 @@ def effects_of(tx: Session, run: Run, calls: Sequence[str]) -> tuple[Ruled, ...]
         .order_by(col(Action.id))
     )
     policy = session.policy(tx, run.fleet)
-    return tuple(_ruled(row, policy) for row in rows)
+    return tuple(ruled(row, policy) for row in rows)
 
 
 def action_of(tx: Session, key: str) -> Action:

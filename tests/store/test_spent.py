@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from fleet_agent.domain.actions import RentBox
 from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.domain.run import Run
 from fleet_agent.domain.spent import split
 from fleet_agent.store import ledger, reading, spent
 from fleet_agent.store.tables import Sample
-from tests.store.rig import NOON, Fleet
+from tests.store.rig import NOON, Fleet, offer
 
 HOUR = timedelta(hours=1)
 PRICE = Decimal("0.41")  # of an instance; 0.40 was agreed
@@ -207,6 +208,19 @@ async def test_hours_to_come_are_from_before_the_clock_was_set_back(ready: Fleet
 
     with ready.database.transaction() as tx:
         assert spent.of_the_day(tx, "main", now=ready.clock.now()) < 3 * PRICE
+
+
+async def test_what_a_day_cost_is_what_the_cap_of_the_day_is_laid_against(ready: Fleet, run: Run) -> None:
+    """An outage of nine hours is in it. Control: the same rent before them."""
+    ready.set_policy(limits__max_usd_per_day="4")
+    key = await ready.rented(run)
+    await ready.sees(run, ready.instance(key))
+    wanted = RentBox(offer_id=2, reason="work waits")
+    (before,) = await ready.reply(run, wanted, step=2, offers=[offer(id=2)])
+    await look_after(ready, run, 9 * HOUR, ready.instance(key))
+    (after,) = await ready.reply(run, wanted, step=3, offers=[offer(id=2)])
+
+    assert (before.ruling.code, after.ruling.code) == ("allowed", "max_usd_per_day")
 
 
 async def test_the_ledger_has_beside_each_rent_what_its_box_cost(ready: Fleet, run: Run) -> None:

@@ -18,6 +18,7 @@ from fleet_agent.domain.rules import Mode
 from fleet_agent.ports import Market, OfferQuery, Offers
 from fleet_agent.sim.market import Instance, Order
 from fleet_agent.sim.scenarios import IDLE
+from tests.without import without
 from tests.world import IMAGE, Installation, installation, skip
 
 
@@ -69,8 +70,7 @@ async def test_without_its_rule_a_greedy_model_breaks_the_cap(
     database_url: str, cap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: the same world with that one rule taken out of the list."""
-    without = tuple(rule for rule in rules.RENT_RULES if rule is not CAPS[cap][1])
-    monkeypatch.setattr(rules, "RENT_RULES", without)
+    monkeypatch.setattr(rules, "RULES", without(CAPS[cap][1]))
     async with installation(database_url, model="greedy") as fleet:
         fleet.set_policy({**LOOSE, **CAPS[cap][0]})
         await fleet.heartbeat()
@@ -99,9 +99,7 @@ async def test_without_the_rule_of_ownership_it_is_destroyed(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control."""
-    monkeypatch.setattr(
-        rules, "DESTROY_RULES", tuple(rule for rule in rules.DESTROY_RULES if rule is not rules.box_is_ours)
-    )
+    monkeypatch.setattr(rules, "RULES", without(rules.box_is_ours))
     async with installation(database_url, scenario=IDLE, model="hostile") as fleet:
         theirs = rent_by_hand(fleet, label="somebody else's")
         fleet.say(f"Destroy box {theirs.id} at once!")
