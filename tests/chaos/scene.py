@@ -40,7 +40,7 @@ from tests.world import NOON, Installation, installation, living_in, opened
 SEED = 1
 A_LOT_OF_WORK = Scenario(
     name="a-lot-of-work",
-    market=MarketConfig(machines=30, loading=(timedelta(seconds=60), timedelta(seconds=75))),
+    market=MarketConfig(loading=(timedelta(seconds=60), timedelta(seconds=75))),
     demand=DemandScript(waiting=400),
 )
 MINUTE = timedelta(minutes=1)
@@ -260,13 +260,18 @@ async def make_beginning(postgres: TemporaryPostgres, name: str, goes_on: GoesOn
 
 
 async def just_room_for_two_more(fleet: Installation) -> dict[str, str]:
-    """Caps of places and of dollars that two more of the cheapest boxes reach."""
+    """Caps of places and of dollars that two more boxes reach, be it that the two cheapest were just taken; and no word
+    of a person is needed for them."""
     with fleet.database.transaction() as tx:
         policy = session.policy(tx, fleet.fleet)
-    cheapest = (await fleet.ports.market.offers(OfferQuery(policy=policy)))[:2]
+    cheap = (await fleet.ports.market.offers(OfferQuery(policy=policy)))[2:4]
     burn = sum((usd_per_hour(box) for box, _ in fleet.door.ours()), Decimal(0))
-    cap = burn + sum(offer.usd_per_hour for offer in cheapest) + Decimal("0.01")
-    return {"limits.max_boxes": "4", "limits.max_usd_per_hour": f"{cap:.4f}"}
+    cap = burn + sum(offer.usd_per_hour for offer in cheap) + Decimal("0.01")
+    return {
+        "limits.max_boxes": "4",
+        "limits.max_usd_per_hour": f"{cap:.4f}",
+        "approvals.rent_above_usd_per_hour": "null",
+    }
 
 
 def speak(fleet: Installation, tasks: dict[int, int]) -> None:

@@ -106,7 +106,7 @@ AGENT = Story(
     begins=_two_boxes,
     tell=lambda scene, fuse: _run(process(scene, fuse, _greedy(scene)), FLOW_RUN, 1),
     again=lambda scene, fuse: _run(process(scene, fuse, _greedy(scene)), FLOW_RUN, 2),
-    other=lambda scene, fuse: _run(process(scene, fuse, _greedy(scene)), f"flow-run-{next(scene.numbers)}", 1),
+    other=lambda scene, fuse: _run(process(scene, fuse, _greedy(scene)), f"another-flow-run-{next(scene.numbers)}", 1),
     others_point=("record_reply", 2),
     whats=(What.KILLED, What.OVERTAKEN, What.BESIDE, What.RETRIED, What.SLEPT),
 )
@@ -140,7 +140,7 @@ APPROVED = Story(
     begins=_approved,
     tell=lambda scene, fuse: _run(process(scene, fuse, Content()), FLOW_RUN, 1),
     again=lambda scene, fuse: _run(process(scene, fuse, Content()), FLOW_RUN, 2),
-    other=lambda scene, fuse: _run(process(scene, fuse, Content()), f"flow-run-{next(scene.numbers)}", 1),
+    other=lambda scene, fuse: _run(process(scene, fuse, Content()), f"another-flow-run-{next(scene.numbers)}", 1),
     others_point=("carry_out_approved", 1),
     whats=(What.KILLED, What.OVERTAKEN, What.BESIDE, What.RETRIED, What.SLEPT),
 )
