@@ -79,6 +79,7 @@ class Scene:
     """The installation, and what is noted of it while the case lasts."""
 
     fleet: Installation
+    database_url: str
     faults: StruckFaults
     idle: int
     """A box without a proof at hand, by its own word."""
@@ -291,7 +292,7 @@ async def at(postgres: TemporaryPostgres, beginning: Beginning, wrap: Wrap = as_
         database = opened(url)
         try:
             async with living_in(sim, time, database) as fleet:
-                scene = Scene(fleet, faults, beginning.idle, beginning.busy, beginning.strangers, wrap)
+                scene = Scene(fleet, url, faults, beginning.idle, beginning.busy, beginning.strangers, wrap)
                 journal: Any = WatchedJournal(fleet.ports.journal, scene.looked)
                 fleet.ports = replace(fleet.ports, journal=journal)
                 yield scene

@@ -88,9 +88,16 @@ def process(scene: Scene, fuse: Fuse, model: ScriptedModel) -> Ports:
     return fused(scene.wrap(replace(scene.fleet.ports, model=model)), fuse)
 
 
-async def _run(ports: Ports, flow_run: str, attempt: int, trigger: Trigger = Trigger.MANUAL) -> None:
-    request = RunRequest(fleet="main", trigger=trigger, flow_run_id=flow_run, attempt=attempt, worker_id="test")
+async def run_of_the_agent(ports: Ports, flow_run: str = FLOW_RUN, attempt: int = 1) -> None:
+    request = RunRequest(
+        fleet="main", trigger=Trigger.MANUAL, flow_run_id=flow_run, attempt=attempt, worker_id="test"
+    )
     await run_cycle(request, ports)
+
+
+def another(scene: Scene) -> str:
+    """A flow run that nobody has seen before."""
+    return f"another-flow-run-{next(scene.numbers)}"
 
 
 def _greedy(scene: Scene) -> Greedy:
@@ -104,9 +111,9 @@ async def _two_boxes(fleet: Installation, idle: int, busy: int) -> None:
 AGENT = Story(
     name="a run",
     begins=_two_boxes,
-    tell=lambda scene, fuse: _run(process(scene, fuse, _greedy(scene)), FLOW_RUN, 1),
-    again=lambda scene, fuse: _run(process(scene, fuse, _greedy(scene)), FLOW_RUN, 2),
-    other=lambda scene, fuse: _run(process(scene, fuse, _greedy(scene)), f"another-flow-run-{next(scene.numbers)}", 1),
+    tell=lambda scene, fuse: run_of_the_agent(process(scene, fuse, _greedy(scene))),
+    again=lambda scene, fuse: run_of_the_agent(process(scene, fuse, _greedy(scene)), attempt=2),
+    other=lambda scene, fuse: run_of_the_agent(process(scene, fuse, _greedy(scene)), another(scene)),
     others_point=("record_reply", 2),
     whats=(What.KILLED, What.OVERTAKEN, What.BESIDE, What.RETRIED, What.SLEPT),
 )
@@ -138,9 +145,9 @@ class _OneOfEach(Greedy):
 APPROVED = Story(
     name="what was approved",
     begins=_approved,
-    tell=lambda scene, fuse: _run(process(scene, fuse, Content()), FLOW_RUN, 1),
-    again=lambda scene, fuse: _run(process(scene, fuse, Content()), FLOW_RUN, 2),
-    other=lambda scene, fuse: _run(process(scene, fuse, Content()), f"another-flow-run-{next(scene.numbers)}", 1),
+    tell=lambda scene, fuse: run_of_the_agent(process(scene, fuse, Content())),
+    again=lambda scene, fuse: run_of_the_agent(process(scene, fuse, Content()), attempt=2),
+    other=lambda scene, fuse: run_of_the_agent(process(scene, fuse, Content()), another(scene)),
     others_point=("carry_out_approved", 1),
     whats=(What.KILLED, What.OVERTAKEN, What.BESIDE, What.RETRIED, What.SLEPT),
 )
@@ -197,7 +204,7 @@ async def _time_passes(fleet: Installation) -> None:
 
 async def _stop_while_a_create_is_on_its_way(scene: Scene, fuse: Fuse) -> None:
     """A run's request is under way to the provider when the person's order comes."""
-    await scene.hold_a_create(_run(process(scene, Fuse(), _greedy(scene)), FLOW_RUN, 1))
+    await scene.hold_a_create(run_of_the_agent(process(scene, Fuse(), _greedy(scene))))
     try:
         await _stop(scene, fuse)
     finally:

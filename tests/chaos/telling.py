@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from tests.chaos.cases import Case, Next, Point, What, nexts, points
+from tests.chaos.cases import Case, Next, What, nexts, points
 from tests.chaos.scene import Beginning, Scene, Wrap, as_it_is, at, make_beginning
 from tests.chaos.stories import AGENT, STORIES, Story
 from tests.postgres import TemporaryPostgres
@@ -29,6 +29,10 @@ class Told:
     reached: bool
     broken: list[str]
     struck: Counter[str]
+
+
+Interrupt = Callable[[Scene, Story, Case], Awaitable[bool]]
+"""Tells the story until something happens at the point of the case; whether that was reached."""
 
 
 @dataclass
@@ -73,26 +77,28 @@ class Teller:
     def __init__(self, postgres: TemporaryPostgres) -> None:
         self._postgres = postgres
         self._beginnings: dict[str, Beginning] = {}
+        self._calls: dict[tuple[str, str], Sequence[str]] = {}
 
     async def cases(self, story: Story, fault: str) -> list[Case]:
         """All cases of a story under a fault: as many points as it has calls when nobody interrupts it."""
+        calls = await self.calls(story, fault)
         return [
             Case(story.name, point, what, fault, then)
             for what in story.whats
-            for point in await self.points(story, fault, what)
+            for point in points(calls)
+            if story.may_strike(what, point, calls)
             for then in nexts(what)
         ]
 
-    async def points(self, story: Story, fault: str, what: What) -> list[Point]:
-        calls = await self._calls(story, fault)
-        return [point for point in points(calls) if story.may_strike(what, point, calls)]
-
-    async def _calls(self, story: Story, fault: str) -> Sequence[str]:
-        async with at(self._postgres, await self._beginning(story)) as scene:
-            scene.arm(fault)
-            fuse = Fuse()
-            await story.tell(scene, fuse)
-            return fuse.calls
+    async def calls(self, story: Story, fault: str) -> Sequence[str]:
+        """What the story awaits, in order, when nobody interrupts it."""
+        if (story.name, fault) not in self._calls:
+            async with at(self._postgres, await self._beginning(story)) as scene:
+                scene.arm(fault)
+                fuse = Fuse()
+                await story.tell(scene, fuse)
+                self._calls[story.name, fault] = fuse.calls
+        return self._calls[story.name, fault]
 
     async def _beginning(self, story: Story) -> Beginning:
         name = f"template_{story.begins.__name__}"
@@ -100,12 +106,13 @@ class Teller:
             self._beginnings[name] = await make_beginning(self._postgres, name, story.begins)
         return self._beginnings[name]
 
-    async def tell(self, case: Case, wrap: Wrap = as_it_is) -> Told:
+    async def tell(self, case: Case, wrap: Wrap = as_it_is, interrupt: Interrupt | None = None) -> Told:
+        """`wrap` is around the ports of every process; `interrupt` is another way to be interrupted."""
         story = STORIES[case.story]
         async with at(self._postgres, await self._beginning(story), wrap) as scene:
             scene.arm(case.fault)
             try:
-                reached = await _interrupted(scene, story, case)
+                reached = await (interrupt or _interrupted)(scene, story, case)
                 await _what_comes_next(scene, story, case.next)
                 await _the_dust_settles(scene, case)
             except Exception as defect:
