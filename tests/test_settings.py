@@ -147,6 +147,7 @@ def all_set() -> Settings:
             ),
         ),
         demand_prometheus_url="http://prometheus.example",
+        watch_every=30,
         demand_query_pending="a",
         demand_query_running="b",
         demand_query_oldest_pending_seconds="c",
@@ -220,6 +221,7 @@ def test_a_demo_keeps_nothing_that_reaches_the_real_world() -> None:
         "prefect_database_url",
         "work_pool",
         "hooks_bind",
+        "watch_every",
         "model_max_output_tokens",
     }
 

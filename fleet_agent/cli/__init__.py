@@ -34,6 +34,8 @@ app.add_typer(steering.policy_verbs, name="policy")
 app.add_typer(steering.token_verbs, name="token")
 app.add_typer(steering.wakes_verbs, name="wakes")
 app.add_typer(steering.inbox_verbs, name="inbox")
+app.add_typer(fleet.boxes_verbs, name="boxes")
+app.add_typer(fleet.hosts_verbs, name="hosts")
 
 
 def main() -> None:

@@ -30,11 +30,15 @@ def demo(
 
 
 @verbs.command()
-def up() -> None:
+def up(
+    drain: Annotated[
+        bool, typer.Option("--drain", help="on Ctrl-C let every box finish and go first; once more ends at once")
+    ] = False,
+) -> None:
     """Run the agent for real, until Ctrl-C: database, Prefect server, hooks, worker and watch in one process tree."""
     from fleet_agent.foreground import run_up
 
-    raise typer.Exit(asyncio.run(run_up(load_settings(), tell=tell)))
+    raise typer.Exit(asyncio.run(run_up(load_settings(), drain=drain, tell=tell)))
 
 
 @verbs.command()
@@ -98,9 +102,9 @@ def worker() -> None:
 
 @verbs.command()
 def watch(
-    once: Annotated[bool, typer.Option("--once", help="one look, then end")] = False,
+    once: Annotated[bool, typer.Option("--once", help="one look, which says what it finds, then end")] = False,
 ) -> None:
-    """Ring for what waits and tell Prefect of dead runs, beside a running tree; `up` does it of itself."""
+    """Ring for what waits, see to what is rented and tell Prefect of dead runs; `up` does it of itself."""
     from fleet_agent.watch_process import keep_watch
 
     settings = load_settings()

@@ -5,6 +5,7 @@ Each is one transaction of our database and needs nothing else to live. What act
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -12,7 +13,7 @@ import typer
 from fleet_agent import controls
 from fleet_agent.cli.place import AsJson, FleetName, open_desk, settings_of, tell
 from fleet_agent.domain.policy import flattened
-from fleet_agent.domain.rules import Mode
+from fleet_agent.domain.rules import Brake, Mode
 from fleet_agent.errors import FixSetup
 from fleet_agent.printing import INBOX_COLUMNS, WAKE_COLUMNS, print_json, print_rows
 from fleet_agent.stack.runtime import WATCH, Runtime
@@ -58,23 +59,52 @@ def reset_session(fleet: FleetName = None) -> None:
     tell(f"A new session begins with the next run (epoch {epoch}).")
 
 
+ScaleOut = Annotated[bool, typer.Option("--scale-out", help="renting alone")]
+ScaleIn = Annotated[bool, typer.Option("--scale-in", help="giving boxes up alone")]
+
+
 @verbs.command()
-def pause(fleet: FleetName = None) -> None:
+def pause(scale_out: ScaleOut = False, scale_in: ScaleIn = False, fleet: FleetName = None) -> None:
     """Nothing is rented or destroyed from now on; the agent goes on looking and answering."""
+    brakes = _brakes(scale_out, scale_in)
     with open_desk(fleet) as (desk, _):
-        controls.set_mode(desk, Mode.PAUSED)
-    tell("Paused. Boxes that run go on billing.")
+        if brakes:
+            controls.pause_scaling(desk, *brakes)
+        else:
+            controls.set_mode(desk, Mode.PAUSED)
+    tell(f"Paused{_alone(brakes)}. Boxes that run go on billing.")
 
 
 @verbs.command()
 def resume(
+    scale_out: ScaleOut = False,
+    scale_in: ScaleIn = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="everything happens but the calls")] = False,
     fleet: FleetName = None,
 ) -> None:
-    """Let the agent act again."""
+    """Let the agent act again, without any brake: not those either that were drawn because something went wrong."""
+    brakes = _brakes(scale_out, scale_in)
+    if brakes and dry_run:
+        raise FixSetup("one brake is let go, or the mode is set, not both", "fleet-agent resume --dry-run")
     with open_desk(fleet) as (desk, _):
-        controls.set_mode(desk, Mode.DRY_RUN if dry_run else Mode.LIVE)
-    tell("Dry run: everything happens but the calls." if dry_run else "Live.")
+        if brakes:
+            controls.resume_scaling(desk, *brakes)
+        else:
+            controls.resume(desk, Mode.DRY_RUN if dry_run else Mode.LIVE)
+        mode = controls.mode(desk)
+    if brakes:
+        tell(f"Resumed{_alone(brakes)}. The mode is {mode.value}.")
+    else:
+        tell("Dry run: everything happens but the calls." if dry_run else "Live.")
+
+
+def _brakes(scale_out: bool, scale_in: bool) -> list[Brake]:
+    return [brake for brake, named in ((Brake.SCALE_OUT, scale_out), (Brake.SCALE_IN, scale_in)) if named]
+
+
+def _alone(brakes: Sequence[Brake]) -> str:
+    names = {Brake.SCALE_OUT: "renting", Brake.SCALE_IN: "giving boxes up"}
+    return f": {' and '.join(names[brake] for brake in brakes)}" if brakes else ""
 
 
 # --- objective and policy --------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ class BanHost(Write):
     """Rent a machine no more for a while. Only machines that one of our boxes is or was on can be banned."""
 
     name: ClassVar[str] = "ban_host"
-    machine_id: Annotated[int, Field(ge=1, le=2**63 - 1)]
+    machine_id: Annotated[int, Field(ge=1, le=2**63 - 1, description="as list_boxes shows it")]
     failure: Annotated[Failure, Field(description="what the next try would bring; it decides how long the ban lasts")]
     reason: Reason
 

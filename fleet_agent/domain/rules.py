@@ -34,6 +34,13 @@ class Mode(StrEnum):
     PAUSED = "paused"
 
 
+class Brake(StrEnum):
+    """One half of what a fleet does by itself, which a person can hold back alone."""
+
+    SCALE_OUT = "scale_out"
+    SCALE_IN = "scale_in"
+
+
 class Actor(StrEnum):
     """Who asks for an effect; each has rules of its own."""
 
@@ -97,6 +104,9 @@ class Situation(Frozen):
     destroys_of_hour: int = 0
     removed_lately: int = 0
     """Boxes given up within `REMOVED_WITHIN`, whoever asked for it but a person."""
+    given_up: frozenset[str] = frozenset()
+    """Keys of live boxes that were given up already: to destroy what has drained, or again what lives on, is no other
+    removal."""
     spent_of_day_usd: Decimal = Decimal(0)
     tainted: bool = False
     """The run has read words from outside."""
@@ -235,8 +245,8 @@ def host_is_not_banned(action: RentBox, situation: Situation) -> Objection | Non
     offer = situation.offer(action.offer_id)
     ban = next((ban for ban in situation.bans if offer and ban.machine_id == offer.machine_id), None)
     if ban is not None and ban.expires_at > situation.now:
-        until = f"{ban.expires_at:%Y-%m-%d %H:%M} UTC"
-        return "host_banned", f"Machine {ban.machine_id} is banned until {until}: {ban.reason}."
+        # Without its reason, which may be words of a run that strangers led.
+        return "host_banned", f"Machine {ban.machine_id} is banned until {ban.expires_at:%Y-%m-%d %H:%M} UTC."
     return None
 
 
@@ -342,10 +352,10 @@ def box_is_ours(action: Removal, situation: Situation) -> Objection | None:
     box = situation.box(action.id)
     if box is None:
         return "not_ours", f"Box {action.id} is not a live box of this fleet."
-    # The ledger knows it by its label or by the answer to our own create; a label can get lost at the provider since.
-    if listed and (
-        parse_label(listed.label) not in (None, parse_label(box.label)) or listed.machine_id != box.machine_id
-    ):
+    if listed is None or parse_label(listed.label) == parse_label(box.label):
+        return None  # also on another machine than was ordered: it is billed to us
+    # The ledger knows it by the answer to our own create; a label can get lost at the provider since.
+    if parse_label(listed.label) is not None or listed.machine_id != box.machine_id:
         return "not_ours", f"Box {action.id} carries another fleet's label or is another machine now; hands off."
     return None
 
@@ -400,7 +410,10 @@ def removals_of_hour_within_cap(_: Removal, situation: Situation) -> Objection |
     return None
 
 
-def not_too_many_at_once(_: Removal, situation: Situation) -> Objection | None:
+def not_too_many_at_once(action: Removal, situation: Situation) -> Objection | None:
+    box = situation.box(action.id)
+    if box and box.key in situation.given_up:
+        return None
     most = max(LEAST_REMOVED, int(situation.boxes_counted() * MOST_REMOVED_SHARE))
     if situation.removed_lately + 1 > most:
         return (

@@ -15,6 +15,7 @@ from typing import Any
 from fleet_agent.domain.actions import Effect
 from fleet_agent.domain.approvals import Grant
 from fleet_agent.domain.fleet import Offer
+from fleet_agent.domain.hosts import Ban, Benchmark
 from fleet_agent.domain.ledger import Deed, Ruled
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Mode
@@ -249,6 +250,9 @@ class Standing(Frozen):
     last_bands: dict[str, str]
     """Of the newest look that somebody decided on, see `domain.waking`; empty before the first."""
     last_review_at: datetime | None
+    bans: tuple[Ban, ...] = ()
+    """In force, newest first."""
+    benchmarks: tuple[Benchmark, ...] = ()
 
 
 class Usage(Frozen):

@@ -46,7 +46,8 @@ def limits_line(mode: Mode, policy: Policy) -> str:
     )
 
 
-def boxes_table(observation: Observation, now: datetime) -> list[str]:
+def boxes_table(observation: Observation, now: datetime, *, with_machines: bool = False) -> list[str]:
+    """Which machine a box is on is shown to who asks for it: every prompt carries an observation."""
     match observation.inventory:
         case Unknown(reason=reason):
             return [f"boxes: unknown ({_because(reason)})"]
@@ -56,21 +57,24 @@ def boxes_table(observation: Observation, now: datetime) -> list[str]:
     head = f"boxes: live={len(live)} in_flight={observation.in_flight_count} age_s={_seconds(now - seen_at)}"
     if not live:
         return [head]
-    rows = [_box(box, status, now) for box in live[-MOST_ROWS:]]
+    columns = "id|stage|gpu|usd_per_hour|age_min|status" + ("|machine" if with_machines else "")
+    rows = [_box(box, status, now) + (f"|{box.machine_id}" if with_machines else "") for box in live[-MOST_ROWS:]]
     more = [f"({len(live) - MOST_ROWS} older boxes are not shown)"] if len(live) > MOST_ROWS else []
-    return [head, "id|stage|gpu|usd_per_hour|age_min|status", *more, *rows]
+    return [head, columns, *more, *rows]
 
 
-def offers_table(offers: Sequence[Offer]) -> str:
+def offers_table(offers: Sequence[Offer], *, left_out: int = 0) -> str:
+    """`left_out`: machines with an offer that is not shown because they are banned."""
+    banned = [f"(machines left out because of bans: {left_out})"] if left_out else []
     if not offers:
-        return "offers: none meets the policy now"
+        return "\n".join(["offers: none meets the policy now", *banned])
     head = [f"offers: {len(offers)}, cheapest first", "id|gpu|usd_per_hour|reliability|inet_down_mbps|location"]
     rows = [
         f"{offer.id}|{gpu(offer.num_gpus, offer.gpu_name)}|{rate(offer.usd_per_hour)}|{offer.reliability:.3f}"
         f"|{offer.inet_down_mbps:.0f}|{_cell(offer.location)}"
         for offer in offers
     ]
-    return "\n".join(head + rows)
+    return "\n".join(head + rows + banned)
 
 
 def brief_call(tool: str, arguments: str) -> str:

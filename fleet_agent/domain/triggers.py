@@ -50,6 +50,15 @@ class Kind(StrEnum):
     ALERT_RESOLVED = "alert_resolved"
     WEBHOOK = "webhook"
     BOX_FAILED = "box_failed"
+    BOX_GONE = "box_gone"
+    OUTBID = "outbid"
+    HOST_OFFLINE = "host_offline"
+    NOT_ORDERED = "not_ordered"
+    DESTROY_IGNORED = "destroy_ignored"
+    OVER_PRICE = "over_price"
+    OVER_BUDGET = "over_budget"
+    RUNWAY_SHORT = "runway_short"
+    LIST_FROZEN = "list_frozen"
     BOX_PROGRESS = "box_progress"
 
 
@@ -63,6 +72,15 @@ PRIORITY: dict[Kind, Priority] = {
     Kind.ALERT_RESOLVED: Priority.CHANGE,
     Kind.WEBHOOK: Priority.CHANGE,
     Kind.BOX_FAILED: Priority.CHANGE,
+    Kind.BOX_GONE: Priority.CHANGE,
+    Kind.OUTBID: Priority.CHANGE,
+    Kind.HOST_OFFLINE: Priority.ROUTINE,  # most come back within minutes; that one did not is a failed box
+    Kind.NOT_ORDERED: Priority.CHANGE,
+    Kind.DESTROY_IGNORED: Priority.CHANGE,
+    Kind.OVER_PRICE: Priority.CHANGE,
+    Kind.OVER_BUDGET: Priority.CHANGE,
+    Kind.RUNWAY_SHORT: Priority.CHANGE,
+    Kind.LIST_FROZEN: Priority.CHANGE,
     Kind.BOX_PROGRESS: Priority.ROUTINE,
 }
 

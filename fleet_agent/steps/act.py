@@ -17,7 +17,9 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from fleet_agent.domain.actions import DestroyBox, DrainBox, Effect, NotifyHuman, RentBox
+from fleet_agent.domain.box_reports import BoxHook, no_hook
 from fleet_agent.domain.fleet import Label, Offer
+from fleet_agent.domain.hosts import Failure, failure_of_a_rent
 from fleet_agent.domain.ledger import ActionStatus, Ruled
 from fleet_agent.domain.money import show_rate
 from fleet_agent.domain.policy import Policy
@@ -42,6 +44,7 @@ class Hands:
     market: Market
     notifier: Notifier
     ledger: Ledger
+    draw_hook: Callable[[], BoxHook | None] = no_hook
 
 
 def hands_of(run: Run, ports: Ports, standing: Standing) -> Hands:
@@ -53,6 +56,7 @@ def hands_of(run: Run, ports: Ports, standing: Standing) -> Hands:
         market=ports.market,
         notifier=ports.notifier,
         ledger=_Fenced(run, ports.journal),
+        draw_hook=ports.draw_hook,
     )
 
 
@@ -61,11 +65,19 @@ class _Fenced:
     run: Run
     journal: Journal
 
-    async def mark_sent(self, key: str, *, send_by: timedelta) -> Ruling:
-        return await self.journal.mark_sent(self.run, key, send_by=send_by)
+    async def mark_sent(self, key: str, *, send_by: timedelta, hook_digest: str | None = None) -> Ruling:
+        return await self.journal.mark_sent(self.run, key, send_by=send_by, hook_digest=hook_digest)
 
-    async def record_outcome(self, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None = None) -> None:
-        await self.journal.record_outcome(key, status, outcome, vast_id=vast_id)
+    async def record_outcome(
+        self,
+        key: str,
+        status: ActionStatus,
+        outcome: str,
+        *,
+        vast_id: int | None = None,
+        blame: Failure | None = None,
+    ) -> None:
+        await self.journal.record_outcome(key, status, outcome, vast_id=vast_id, blame=blame)
 
 
 async def act(hands: Hands, effect: Effect, ruled: Ruled) -> Result:
@@ -155,8 +167,9 @@ async def _rent(hands: Hands, offer: Offer, ruled: Ruled) -> Result:
     if changed is not None:
         await hands.ledger.record_outcome(ruled.key, ActionStatus.FAILED, changed)
         return _told(ActionStatus.FAILED, changed)
-    order = _order(hands, ruled, offer, send_by=hands.clock.elapsed() + SEND_BY)
-    return await _send(hands, ruled, lambda: _order_box(hands.market, order, offer))
+    hook = hands.draw_hook()
+    order = _order(hands, ruled, offer, hook, send_by=hands.clock.elapsed() + SEND_BY)
+    return await _send(hands, ruled, lambda: _order_box(hands.market, order, offer), hook_digest=hook and hook.digest)
 
 
 async def _offer_changed(market: Market, policy: Policy, judged: Offer) -> str | None:
@@ -172,7 +185,7 @@ async def _offer_changed(market: Market, policy: Policy, judged: Offer) -> str |
     return None
 
 
-def _order(hands: Hands, ruled: Ruled, offer: Offer, *, send_by: timedelta) -> RentOrder:
+def _order(hands: Hands, ruled: Ruled, offer: Offer, hook: BoxHook | None, *, send_by: timedelta) -> RentOrder:
     launch = ruled.policy.launch
     return RentOrder(
         offer_id=offer.id,
@@ -181,6 +194,7 @@ def _order(hands: Hands, ruled: Ruled, offer: Offer, *, send_by: timedelta) -> R
         disk_gb=launch.disk_gb,
         runtype=launch.runtype,
         env=launch.env,
+        hook=hook and hook.address,
         onstart=launch.onstart,
         send_by=send_by,
     )
@@ -196,16 +210,18 @@ async def _tell(notifier: Notifier, text: str) -> Done:
     return Done(await notifier.notify(text))
 
 
-async def _send(hands: Hands, ruled: Ruled, call: Callable[[], Awaitable[Done]]) -> Result:
+async def _send(
+    hands: Hands, ruled: Ruled, call: Callable[[], Awaitable[Done]], *, hook_digest: str | None = None
+) -> Result:
     """Commit `sent`, make the call, commit its outcome."""
-    ruling = await hands.ledger.mark_sent(ruled.key, send_by=SEND_BY)
+    ruling = await hands.ledger.mark_sent(ruled.key, send_by=SEND_BY, hook_digest=hook_digest)
     if ruling.decision is not Decision.ALLOW:
         return _refused("Not sent", ruling)
     try:
         done = await call()
     except FleetAgentError as error:
         status = outcome_of(error)
-        await hands.ledger.record_outcome(ruled.key, status, error.cause)
+        await hands.ledger.record_outcome(ruled.key, status, error.cause, blame=failure_of_a_rent(error))
         if isinstance(error, FixSetup):
             raise
         return _told(status, error.cause if status is ActionStatus.UNKNOWN else str(error))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet_agent.domain.actions import Effect, RentBox
+from fleet_agent.domain.hosts import machines_of
 from fleet_agent.domain.ledger import Listing, Unsettled
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.run import Approved, Run, Standing
@@ -56,7 +57,8 @@ async def _within_the_bound(ports: Ports, standing: Standing, approved: Approved
     if not isinstance(approved.action, RentBox):
         return approved.action, Listing()
     grant = approved.grant
-    found = await ports.market.offers(OfferQuery(policy=standing.policy, gpu_name=grant.gpu_name))
+    banned = machines_of(standing.bans)
+    found = await ports.market.offers(OfferQuery(policy=standing.policy, gpu_name=grant.gpu_name, banned=banned))
     fitting = [
         offer for offer in found if offer.num_gpus == grant.num_gpus and offer.usd_per_hour <= grant.max_usd_per_hour
     ]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Final
+from typing import Final, cast
 
 from sqlalchemy import Select, update
 from sqlalchemy.orm import Session
@@ -26,13 +26,15 @@ from sqlmodel import and_, col, select
 from fleet_agent.domain.actions import TOOLS, DestroyBox, DrainBox, Effect, RentBox
 from fleet_agent.domain.approvals import Grant, bound_of
 from fleet_agent.domain.fleet import Label, Offer, Stage
+from fleet_agent.domain.hosts import Failure, machines_of
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.policy import Policy
-from fleet_agent.domain.rules import DRY_RUN, Actor, Decision, Mode, Ruling, Situation, judge
+from fleet_agent.domain.rules import DRY_RUN, Actor, Decision, Mode, Removal, Ruling, Situation, judge
 from fleet_agent.domain.run import Approval, Approved, Run
-from fleet_agent.store import ledger, session, tables
-from fleet_agent.store.database import real_now
+from fleet_agent.domain.watch import Order
+from fleet_agent.store import hosts, ledger, session, tables
+from fleet_agent.store.database import notify_bell, real_now
 from fleet_agent.store.installation import installation
 from fleet_agent.store.situation import Asker, situation_of
 from fleet_agent.store.tables import Action
@@ -103,10 +105,10 @@ def _judged(
         row.grant = bound_of(action, offer, expires_at=row.grant_expires_at).model_dump(mode="json")
     tx.add(row)
     tx.flush()
-    return _ruled(row, situation.policy)
+    return ruled(row, situation.policy)
 
 
-def _ruled(row: Action, policy: Policy) -> Ruled:
+def ruled(row: Action, policy: Policy) -> Ruled:
     return Ruled(
         key=row.key,
         call_id=row.call_id or "",
@@ -228,7 +230,7 @@ def carry_out_approved(
     """
     row = action_of(tx, key)
     if row.status != ActionStatus.AWAITING_APPROVAL or row.approved_at is None:
-        return _ruled(row, session.policy(tx, run.fleet))
+        return ruled(row, session.policy(tx, run.fleet))
     asker = Asker(fleet=run.fleet, actor=Actor(row.actor), run=run, grant=Grant.model_validate(row.grant))
     situation = situation_of(tx, asker, observation, listing, now=now)
     ruling = judge(action, situation)
@@ -242,20 +244,117 @@ def carry_out_approved(
         row.offer = offer.model_dump(mode="json")
         row.reserved_usd_per_hour = offer.usd_per_hour if row.status == ActionStatus.INTENDED else Decimal(0)
     tx.flush()
-    return _ruled(row, situation.policy)
+    return ruled(row, situation.policy)
+
+
+# --- a person's orders -----------------------------------------------------------------------------------------------
+
+
+def order(tx: Session, fleet: str, action: Removal, *, who: str, now: datetime) -> str | None:
+    """Have the watch carry out what a person wants, at once; the problem in a sentence where it cannot be ordered."""
+    box = ledger.live_box(tx, fleet, action.id)
+    if box is None:
+        return f"fleet {fleet} has no live box {action.id}"
+    if box.stage == Stage.DESTROYING or (box.stage == Stage.DRAINING and isinstance(action, DrainBox)):
+        return f"box {action.id} is {box.stage} already"
+    if _is_ordered(tx, box, action):
+        return f"{action.name} of box {action.id} is ordered already"
+    tx.add(_order(fleet, action, box, who, now))
+    notify_bell(tx, fleet)
+    return None
+
+
+def _is_ordered(tx: Session, box: tables.Box, action: Removal) -> bool:
+    """Whether a person wants the same already, and nobody has seen the end of it."""
+    orders = select(Action.id).where(
+        Action.box_key == box.key,
+        Action.tool == action.name,
+        Action.actor == Actor.OPERATOR,
+        col(Action.status).in_((ActionStatus.INTENDED, ActionStatus.SENT, ActionStatus.UNKNOWN)),
+    )
+    return tx.execute(select(orders.exists())).scalar_one()
+
+
+def orders(tx: Session) -> tuple[Order, ...]:
+    """What persons ordered and nobody has carried out yet, of all fleets, oldest first."""
+    rows = tx.scalars(
+        select(Action)
+        .where(
+            Action.actor == Actor.OPERATOR,
+            Action.status == ActionStatus.INTENDED,
+            col(Action.tool).in_((DrainBox.name, DestroyBox.name)),
+        )
+        .order_by(col(Action.id))
+    )
+    return tuple(
+        Order(fleet=row.fleet, key=row.key, action=cast("Removal", _EFFECTS[row.tool].model_validate(row.arguments)))
+        for row in rows
+    )
+
+
+def judge_order(tx: Session, order: Order, *, observation: Observation, now: datetime) -> Ruled:
+    """Judge a person's order by the look at hand. No brake holds it, and no dry run: only ownership does."""
+    row = action_of(tx, order.key)
+    if row.status == ActionStatus.INTENDED:
+        asker = Asker(fleet=order.fleet, actor=Actor.OPERATOR)
+        situation = situation_of(tx, asker, observation, Listing(), now=now)
+        ruling = judge(order.action, situation)
+        if ruling.decision is Decision.ALLOW:
+            row.box_key = _box_key(order.action, row.key, situation)
+        else:
+            row.ruling, row.code, row.sentence = ruling.decision.value, ruling.code, ruling.sentence
+            row.status, row.settled_at = ActionStatus.REFUSED.value, now
+        tx.flush()
+    return ruled(row, session.policy(tx, order.fleet))
+
+
+def order_destroy(tx: Session, fleet: str, vast_id: int, *, who: str = "a person", now: datetime) -> str:
+    """The order of the emergency stop, which no brake holds back and whoever gave it carries out himself: stored as
+    sent; returns its key. To be called after a look that showed the box to be ours.
+    """
+    box = ledger.live_box(tx, fleet, vast_id)
+    row = _order(fleet, DestroyBox(id=vast_id, reason="emergency stop"), box, who, now)
+    row.status, row.sent_at = ActionStatus.SENT.value, real_now(tx)
+    tx.add(row)
+    if box is not None:
+        ledger.enter(box, Stage.DESTROYING, now)
+    return row.key
+
+
+def _order(fleet: str, action: Removal, box: tables.Box | None, who: str, now: datetime) -> Action:
+    return Action(
+        fleet=fleet,
+        key=f"{Actor.OPERATOR.value}{action.id}-{_random_suffix()}",
+        actor=Actor.OPERATOR.value,
+        tool=action.name,
+        arguments=action.model_dump(mode="json"),
+        box_key=box and box.key,
+        created_at=now,
+        ruling=Decision.ALLOW.value,
+        code=Actor.OPERATOR.value,
+        sentence=f"Ordered by {who}.",
+        status=ActionStatus.INTENDED.value,
+    )
 
 
 # --- last thing before the call --------------------------------------------------------------------------------------
 
 
 def mark_sent(
-    tx: Session, fleet: str, key: str, *, send_by: timedelta, now: datetime, run: Run | None = None
+    tx: Session,
+    fleet: str,
+    key: str,
+    *,
+    send_by: timedelta,
+    now: datetime,
+    hook_digest: str | None = None,
+    run: Run | None = None,
 ) -> Ruling:
     """Commit that the call is about to be made, or rule that it must not be. The caller holds the fence of `run`."""
     row = action_of(tx, key)
     box = tx.get(tables.Box, row.box_key) if row.box_key else None
     sent_at = real_now(tx)
-    refusal = reason_not_to_send(row, box, session.state(tx, fleet), sent_at)
+    refusal = reason_not_to_send(row, box, session.state(tx, fleet), sent_at) or _banned_since(tx, row, now)
     if refusal is not None:
         if row.status == ActionStatus.INTENDED:
             row.status = (ActionStatus.DRY if refusal.code == DRY_RUN else ActionStatus.REFUSED).value
@@ -265,7 +364,7 @@ def mark_sent(
     row.status, row.sent_at, row.send_by = ActionStatus.SENT.value, sent_at, sent_at + send_by
     row.sent_by_run = run and run.run_id
     if row.tool == RentBox.name:
-        tx.add(_box_of_rent(row, installation(tx).name, now))
+        tx.add(_box_of_rent(row, installation(tx).name, hook_digest, now))
     elif box is not None:
         box.busy_action, box.busy_until = row.tool, sent_at + send_by + LONGEST_CALL
         if row.tool == DestroyBox.name:
@@ -286,6 +385,8 @@ def reason_not_to_send(row: Action, box: tables.Box | None, state: tables.Sessio
         return _refuse("paused", "The fleet was paused after this was allowed.")
     if held and state.scale_out_paused and row.tool == RentBox.name:
         return _refuse("scale_out_paused", "Renting was paused after this was allowed.")
+    if held and state.rent_breaker and row.tool == RentBox.name:
+        return _refuse("rent_breaker", "Rents kept failing, and renting was paused after this was allowed.")
     if row.actor in _OF_A_RUN and state.scale_in_paused and row.tool in (DrainBox.name, DestroyBox.name):
         return _refuse("scale_in_paused", "Giving up boxes was paused after this was allowed.")
     if held and row.policy_version != state.policy_version and row.tool in _ABOUT_BOXES:
@@ -299,12 +400,20 @@ def reason_not_to_send(row: Action, box: tables.Box | None, state: tables.Sessio
     return None
 
 
+def _banned_since(tx: Session, row: Action, now: datetime) -> Ruling | None:
+    """A machine may fail, or be banned in the very reply that rents it, after the rent was ruled on."""
+    machine_id = None if row.tool != RentBox.name or row.offer is None else row.offer["machine_id"]
+    if machine_id in machines_of(hosts.bans(tx, row.fleet, now=now)):
+        return _refuse("host_banned", f"Machine {machine_id} was banned after this was allowed.")
+    return None
+
+
 def _refuse(code: str, sentence: str) -> Ruling:
     return Ruling(decision=Decision.REFUSE, code=code, sentence=sentence)
 
 
-def _box_of_rent(row: Action, installation_name: str, now: datetime) -> tables.Box:
-    """The ledger knows of the box before the provider does."""
+def _box_of_rent(row: Action, installation_name: str, hook_digest: str | None, now: datetime) -> tables.Box:
+    """The ledger knows of the box before the provider does, and of its token only by what the order does not say."""
     offer = Offer.model_validate(row.offer)
     return tables.Box(
         key=row.key,
@@ -318,48 +427,27 @@ def _box_of_rent(row: Action, installation_name: str, now: datetime) -> tables.B
         rented_at=now,
         stage=Stage.RENTED.value,
         stage_since=now,
+        hook_digest=hook_digest,
     )
-
-
-def order_destroy(tx: Session, fleet: str, vast_id: int, *, now: datetime) -> str:
-    """A person's order to destroy a box in the emergency stop, which no brake holds back: stored as sent; returns its
-    key. To be called after a look that showed the box to be ours.
-    """
-    box = tx.scalars(
-        select(tables.Box).where(
-            tables.Box.fleet == fleet, tables.Box.vast_id == vast_id, tables.Box.stage != Stage.GONE
-        )
-    ).first()
-    order = Action(
-        fleet=fleet,
-        key=f"{Actor.OPERATOR.value}{vast_id}-{_random_suffix()}",
-        actor=Actor.OPERATOR.value,
-        tool=DestroyBox.name,
-        arguments={"id": vast_id},
-        box_key=box and box.key,
-        created_at=now,
-        ruling=Decision.ALLOW.value,
-        code="operator",
-        sentence="Ordered by a person.",
-        status=ActionStatus.SENT.value,
-        sent_at=real_now(tx),
-    )
-    tx.add(order)
-    if box is not None:
-        ledger.enter(box, Stage.DESTROYING, now)
-    return order.key
 
 
 # --- what became of it -----------------------------------------------------------------------------------------------
 
 
 def record_outcome(
-    tx: Session, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None, now: datetime
+    tx: Session,
+    key: str,
+    status: ActionStatus,
+    outcome: str,
+    *,
+    vast_id: int | None,
+    blame: Failure | None = None,
+    now: datetime,
 ) -> None:
     """What the provider answered, or that its answer is unknown. DONE is never overwritten.
 
     Nor does a late "unknown" reopen what a look has settled: nothing would settle it again. Never fenced, for it is a
-    fact.
+    fact. `blame`: what it says of the machine of a rent.
     """
     row = action_of(tx, key)
     box = tx.get(tables.Box, row.box_key) if row.box_key else None
@@ -377,10 +465,20 @@ def record_outcome(
                 ledger.back(box, now)
         case RentBox.name, ActionStatus.FAILED:
             ledger.gone(box, outcome, now)
+            if blame is not None:
+                _in_vain(tx, box, blame, outcome, now)
         case DestroyBox.name, ActionStatus.FAILED if box.stage == Stage.DESTROYING:
             ledger.back(box, now)
         case _:
             pass
+
+
+def _in_vain(tx: Session, box: tables.Box, blame: Failure, outcome: str, now: datetime) -> None:
+    """Its machine is avoided for a while, and so is renting where one rent after the other comes to this."""
+    policy = session.policy(tx, box.fleet)
+    where = (box.machine_id, box.num_gpus, box.gpu_name)
+    hosts.failed(tx, box.fleet, *where, blame, outcome, by="fleet-agent", bounds=policy.bans, now=now)
+    hosts.rent_failed(tx, box.fleet, outcome, most=policy.watch.rent_failures, now=now)
 
 
 def settle(row: Action, status: ActionStatus, outcome: str, now: datetime) -> None:
@@ -416,7 +514,7 @@ def effects_of(tx: Session, run: Run, calls: Sequence[str]) -> tuple[Ruled, ...]
         .order_by(col(Action.id))
     )
     policy = session.policy(tx, run.fleet)
-    return tuple(_ruled(row, policy) for row in rows)
+    return tuple(ruled(row, policy) for row in rows)
 
 
 def action_of(tx: Session, key: str) -> Action:

@@ -104,28 +104,38 @@ def boxes(tx: Session, fleet: str) -> tuple[Box, ...]:
         .where(tables.Box.fleet == fleet, tables.Box.stage != Stage.GONE, col(tables.Box.vast_id).is_not(None))
         .order_by(col(tables.Box.rented_at), col(tables.Box.key))
     )
-    return tuple(
-        Box(
-            key=row.key,
-            label=row.label,
-            vast_id=row.vast_id,
-            machine_id=row.machine_id,
-            gpu_name=row.gpu_name,
-            num_gpus=row.num_gpus,
-            usd_per_hour=row.agreed_usd_per_hour if row.seen_usd_per_hour is None else row.seen_usd_per_hour,
-            agreed_usd_per_hour=row.agreed_usd_per_hour,
-            stage=Stage(row.stage),
-            stage_since=row.stage_since,
-            rented_at=row.rented_at,
-            protected=row.protected,
-            drain_by=row.drain_by,
-            drain_because=row.drain_because,
-            tasks=row.tasks,
-            reported_at=row.reported_at,
-            busy=row.busy_until is not None and row.busy_until > now,
-        )
-        for row in rows
+    return tuple(as_box(row, busy=row.busy_until is not None and row.busy_until > now) for row in rows)
+
+
+def as_box(row: tables.Box, *, busy: bool) -> Box:
+    return Box(
+        key=row.key,
+        label=row.label,
+        vast_id=row.vast_id,
+        machine_id=row.machine_id,
+        gpu_name=row.gpu_name,
+        num_gpus=row.num_gpus,
+        usd_per_hour=row.agreed_usd_per_hour if row.seen_usd_per_hour is None else row.seen_usd_per_hour,
+        agreed_usd_per_hour=row.agreed_usd_per_hour,
+        stage=Stage(row.stage),
+        stage_since=row.stage_since,
+        rented_at=row.rented_at,
+        protected=row.protected,
+        drain_by=row.drain_by,
+        drain_because=row.drain_because,
+        tasks=row.tasks,
+        reported_at=row.reported_at,
+        busy=busy,
     )
+
+
+def live_box(tx: Session, fleet: str, vast_id: int) -> tables.Box | None:
+    """The row of the box that the provider knows by this number, as long as it is not gone."""
+    return tx.scalars(
+        select(tables.Box).where(
+            tables.Box.fleet == fleet, tables.Box.vast_id == vast_id, tables.Box.stage != Stage.GONE
+        )
+    ).first()
 
 
 def in_flight(tx: Session, fleet: str) -> tuple[int, Decimal]:

@@ -18,8 +18,9 @@ from sqlalchemy import ColumnElement, func, update
 from sqlalchemy.orm import Session
 from sqlmodel import and_, col, select
 
-from fleet_agent.domain.actions import Effect, ScheduleNextCheck, SetNotes, Tool
+from fleet_agent.domain.actions import BanHost, Effect, ScheduleNextCheck, SetNotes, Tool
 from fleet_agent.domain.exits import FOUND_OPEN
+from fleet_agent.domain.hosts import HELD_BACK, NotBanned, class_for_a_run, why_a_run_may_not_ban
 from fleet_agent.domain.ledger import Listing, Ruled
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.rules import Actor, Ruling
@@ -46,7 +47,19 @@ from fleet_agent.domain.triggers import Kind, Trigger
 from fleet_agent.domain.verdict import NOTHING, Verdict
 from fleet_agent.domain.wakes import NewWake
 from fleet_agent.errors import RunSuperseded
-from fleet_agent.store import actions, claims, conversation, ledger, notices, session, spending, tables, taints, wakes
+from fleet_agent.store import (
+    actions,
+    claims,
+    conversation,
+    hosts,
+    ledger,
+    notices,
+    session,
+    spending,
+    tables,
+    taints,
+    wakes,
+)
 from fleet_agent.store.actions import Wanted
 from fleet_agent.store.database import notify_bell, real_now
 from fleet_agent.store.installation import installation, timeline_of
@@ -367,10 +380,10 @@ def carry_out_approved(
     return actions.carry_out_approved(tx, run, key, action=action, observation=observation, listing=listing, now=now)
 
 
-def mark_sent(tx: Session, run: Run, key: str, *, send_by: timedelta, now: datetime) -> Ruling:
+def mark_sent(tx: Session, run: Run, key: str, *, send_by: timedelta, hook_digest: str | None, now: datetime) -> Ruling:
     """The last look before a call, see `actions.mark_sent`. Raises RunSuperseded."""
     hold_fence(tx, run)
-    return actions.mark_sent(tx, run.fleet, key, send_by=send_by, now=now, run=run)
+    return actions.mark_sent(tx, run.fleet, key, send_by=send_by, hook_digest=hook_digest, now=now, run=run)
 
 
 def write(tx: Session, run: Run, tool: Tool, *, answer: Message | None, now: datetime) -> Result:
@@ -395,8 +408,33 @@ def _written(tx: Session, run: Run, row: tables.Run, tool: Tool, now: datetime) 
             session.set_notes(tx, run, text, now=now)
             row.wrote = True
             return Result(sentence="Notes replaced.")
+        case BanHost():
+            result = _banned(tx, run, row, tool, now)
+            row.wrote = row.wrote or not result.failed
+            return result
         case _:
             raise AssertionError(f"{tool.name} writes nothing that the store knows of")
+
+
+def _banned(tx: Session, run: Run, row: tables.Run, wanted: BanHost, now: datetime) -> Result:
+    """The answer is in our own words and none of the reason, which a stranger may have led."""
+    policy, by = session.policy(tx, run.fleet), f"run #{run.run_id}"
+    refusal = why_a_run_may_not_ban(
+        wanted.machine_id,
+        had_a_box=hosts.had_a_box(tx, run.fleet, wanted.machine_id),
+        banned_so_far=hosts.banned_by(tx, run.fleet, by),
+        most=policy.limits.max_bans_per_run,
+    )
+    if refusal is not None:
+        return Result(sentence=refusal, failed=True)
+    failure = class_for_a_run(wanted.failure, tainted=row.tainted_until is not None)
+    ban = hosts.ban(tx, run.fleet, wanted.machine_id, failure, wanted.reason, by=by, bounds=policy.bans, now=now)
+    if isinstance(ban, NotBanned):
+        return Result(sentence=f"Nothing banned: {ban.sentence}.", failed=True)
+    held_back = "" if failure is wanted.failure else HELD_BACK
+    return Result(
+        sentence=f"Machine {ban.machine_id} is not rented until {utc(ban.expires_at)} ({ban.failure.value}).{held_back}"
+    )
 
 
 def collect(tx: Session, run: Run, *, turn: int, now: datetime) -> Claimed:

@@ -26,9 +26,10 @@ from sqlalchemy.orm import Session
 from sqlmodel import col, or_, select
 
 from fleet_agent.domain.actions import DestroyBox, DrainBox, Effect, RentBox
+from fleet_agent.domain.box_reports import WAY
 from fleet_agent.domain.fleet import Instance, Inventory, Stage, ours, parse_label
 from fleet_agent.domain.ledger import ActionStatus
-from fleet_agent.store import actions, audit, ledger, tables, unlabelled
+from fleet_agent.store import actions, audit, hosts, ledger, spent, tables, unlabelled
 from fleet_agent.store.database import real_now
 from fleet_agent.store.installation import installation
 from fleet_agent.store.tables import Action
@@ -63,6 +64,9 @@ def record_sighting(tx: Session, fleet: str, inventory: Inventory, *, now: datet
         box = _adopt(tx, fleet, instance, keys, now)
         box.looked_at = inventory.seen_at
         _found(box, instance, look)
+    if any(box.stage == Stage.PROVING and box.stage_since == now for box in boxes):
+        hosts.rent_worked(tx, fleet)
+    spent.accrue(tx, fleet, now=now)
 
 
 def _boxes_concerned(tx: Session, fleet: str, labelled: Sequence[Instance]) -> Sequence[tables.Box]:
@@ -165,16 +169,13 @@ def _missed(box: tables.Box, look: _Look) -> None:
         ledger.gone(box, f"missing from {box.misses} looks in a row", look.now)
 
 
-_SAYS_ITSELF: Final = (Stage.REGISTERED, Stage.PARAMS_READY, Stage.BENCHMARKED, Stage.PROVING)
-
-
 def _stage(box: tables.Box, instance: Instance) -> Stage:
     """What the list shows, but for what only the box itself or we ourselves know."""
     seen = stage_seen(instance)
     if box.drain_by is not None:
         return Stage.DRAINING
     if seen is Stage.PROVING and box.reported_at is not None:
-        return Stage(box.stage) if box.stage in _SAYS_ITSELF else Stage.REGISTERED
+        return Stage(box.stage) if box.stage in WAY else Stage.REGISTERED
     return seen
 
 

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Final
 
 from sqlalchemy import func
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 from sqlmodel import and_, col, or_, select
 
 from fleet_agent.domain.actions import DestroyBox, DrainBox, RentBox
@@ -23,7 +23,7 @@ from fleet_agent.domain.ledger import ActionStatus, Listing
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.rules import REMOVED_WITHIN, Actor, Mode, Situation
 from fleet_agent.domain.run import Run
-from fleet_agent.store import ledger, session, tables
+from fleet_agent.store import hosts, ledger, session, spent, tables
 from fleet_agent.store.database import real_now
 from fleet_agent.store.installation import installation
 from fleet_agent.store.tables import Action
@@ -40,6 +40,9 @@ _COUNTED: Final = (
 A rent that was sent counts whatever became of it: a provider that says no and makes the box all the same would else be
 asked again and again.
 """
+
+_HAPPENED: Final = (ActionStatus.SENT, ActionStatus.DONE, ActionStatus.UNKNOWN, ActionStatus.EXPIRED)
+"""What was sent and may have happened: of a box that is listed all the same, nobody knows why."""
 
 _REMOVALS: Final = (DrainBox.name, DestroyBox.name)
 
@@ -77,13 +80,14 @@ def situation_of(tx: Session, asker: Asker, observation: Observation, listing: L
         in_flight_count=in_flight_count,
         in_flight_usd_per_hour=in_flight_usd_per_hour,
         listing=listing.offers,
-        bans=(),
-        benchmarks=(),
+        bans=hosts.bans(tx, fleet, now=now),
+        benchmarks=hosts.benchmarks(tx, fleet),
         effects_of_run=_effects_of_run(tx, asker.run) if asker.run else {},
         rents_of_hour=_sent_since(tx, fleet, (RentBox.name,), hour),
         destroys_of_hour=_removed_since(tx, fleet, hour),
         removed_lately=_removed_since(tx, fleet, _lately(tx, REMOVED_WITHIN)),
-        spent_of_day_usd=Decimal(0),
+        given_up=_given_up(tx, fleet),
+        spent_of_day_usd=spent.of_the_day(tx, fleet, now=now),
         tainted=asker.run is not None and _is_tainted(tx, asker.run),
         tainted_usd_per_hour=_rented_by(tx, asker.run) if asker.run else Decimal(0),
         grant=asker.grant,
@@ -140,15 +144,41 @@ def _sent_since(tx: Session, fleet: str, tools: Sequence[str], since: datetime) 
 
 
 def _removed_since(tx: Session, fleet: str, since: datetime) -> int:
-    """Boxes, not calls: one that was drained and then destroyed was given up once. A person's orders do not count."""
+    """Boxes, not calls: one that was drained and then destroyed was given up once, when it was drained. A person's
+    orders do not count."""
+    before = aliased(Action)
+    given_up_before = select(before.id).where(
+        before.fleet == fleet,
+        before.box_key == Action.box_key,
+        col(before.tool).in_(_REMOVALS),
+        col(before.status).in_(_HAPPENED),
+        col(before.sent_at) < since,
+    )
     return tx.execute(
         select(func.count(func.distinct(Action.box_key))).where(
             Action.fleet == fleet,
             col(Action.tool).in_(_REMOVALS),
             Action.actor != Actor.OPERATOR,
             or_(col(Action.sent_at) >= since, Action.status == ActionStatus.INTENDED),
+            ~given_up_before.exists(),
         )
     ).scalar_one()
+
+
+def _given_up(tx: Session, fleet: str) -> frozenset[str]:
+    """Live boxes about which a removal was sent, and did not definitely come to nothing."""
+    keys = tx.scalars(
+        select(tables.Box.key)
+        .join(Action, col(Action.box_key) == tables.Box.key)
+        .where(
+            tables.Box.fleet == fleet,
+            tables.Box.stage != Stage.GONE,
+            col(Action.tool).in_(_REMOVALS),
+            col(Action.sent_at).is_not(None),
+            col(Action.status).in_(_HAPPENED),
+        )
+    )
+    return frozenset(keys)
 
 
 def _is_tainted(tx: Session, run: Run) -> bool:

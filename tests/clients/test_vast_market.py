@@ -4,7 +4,9 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+from pydantic import SecretStr
 
+from fleet_agent.domain.box_reports import VARIABLE
 from fleet_agent.domain.policy import Launch, OfferFloors, Policy
 from fleet_agent.errors import (
     AlreadyGone,
@@ -136,6 +138,45 @@ async def test_an_offer_that_somebody_took_is_no_longer_found():
     assert await world.market.offers(OfferQuery(policy=POLICY, offer_id=offer_id)) == ()
 
 
+async def test_a_banned_machine_is_not_offered_and_its_absence_is_counted():
+    world = SimulatedWorld()
+    bad, good = await world.market.offers(OfferQuery(policy=POLICY, limit=2))
+
+    found = await world.market.offers(OfferQuery(policy=POLICY, limit=2, banned=frozenset({bad.machine_id, 4711})))
+
+    assert found[0] == good
+    assert len(found) == 2
+    assert found.left_out == 1
+
+
+async def test_control_without_the_ban_the_bad_machine_is_the_cheapest_again():
+    world = SimulatedWorld()
+    bad, _ = await world.market.offers(OfferQuery(policy=POLICY, limit=2))
+
+    found = await world.market.offers(OfferQuery(policy=POLICY, limit=2))
+
+    assert (found[0], found.left_out) == (bad, 0)
+
+
+async def test_one_offer_of_a_banned_machine_is_not_found_under_its_number_either():
+    world = SimulatedWorld()
+    [bad] = await world.market.offers(OfferQuery(policy=POLICY, limit=1))
+
+    found = await world.market.offers(OfferQuery(policy=POLICY, offer_id=bad.id, banned=frozenset({bad.machine_id})))
+
+    assert (found, found.left_out) == ((), 1)
+
+
+async def test_many_banned_machines_at_the_cheap_end_leave_enough_to_choose_from():
+    world = SimulatedWorld()
+    every = await world.market.offers(OfferQuery(policy=POLICY, limit=100))
+    banned = frozenset(offer.machine_id for offer in every[:-5])
+
+    found = await world.market.offers(OfferQuery(policy=POLICY, limit=5, banned=banned))
+
+    assert found == every[-5:]
+
+
 # --- money ------------------------------------------------------------------------------------------------------------
 
 
@@ -150,7 +191,8 @@ async def test_the_account_tells_the_spendable_credit():
 
 async def test_a_rent_makes_one_box_on_demand_with_the_label_and_what_the_policy_launches():
     world = SimulatedWorld(box_env={"HF_TOKEN": "a-secret-for-the-box"})
-    wanted = order(await cheapest(world), env={"PROVER": "cuzk", "TOKEN": "$HF_TOKEN"}, onstart="run-prover")
+    hook = SecretStr("https://fleet.test/box/its-own")
+    wanted = order(await cheapest(world), env={"PROVER": "cuzk", "TOKEN": "$HF_TOKEN"}, hook=hook, onstart="run-prover")
 
     box_id = await world.market.rent(wanted)
 
@@ -159,7 +201,7 @@ async def test_a_rent_makes_one_box_on_demand_with_the_label_and_what_the_policy
     assert not box.is_bid
     assert (box.order.image, box.order.disk_gb, box.order.runtype) == (IMAGE, 100, "args")
     assert (box.label, box.order.onstart) == ("fa/abc123/main/r1-s1-c0-wxyz", "run-prover")
-    assert box.order.env == {"PROVER": "cuzk", "TOKEN": "a-secret-for-the-box"}
+    assert box.order.env == {"PROVER": "cuzk", "TOKEN": "a-secret-for-the-box", VARIABLE: hook.get_secret_value()}
 
 
 async def test_a_secret_that_nobody_set_stops_the_rent_before_anything_is_sent():

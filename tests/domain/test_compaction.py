@@ -78,8 +78,9 @@ def test_every_prompt_is_within_its_budget_and_taken_by_the_strictest_server(his
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-@given(histories(by_bytes))
+@given(histories(by_bytes, objective_bytes=4_000))
 def test_so_it_is_where_no_tokenizer_is_at_hand(history: History) -> None:
+    """With an objective that leaves room by that count, in which the tools alone have half of a prompt."""
     made = composed(history, count=by_bytes)
 
     assert made.tokens <= TARGET_TOKENS
@@ -245,7 +246,7 @@ def test_a_look_is_cut_before_the_newest_words_and_keeps_its_first_lines() -> No
 
 def test_where_there_is_room_for_a_run_whatever_it_is_about_can_be_told() -> None:
     """Counted by bytes, with the longest objective that is said to fit. The control is the block as it came."""
-    pinned = standing(objective="x" * 3_000)
+    pinned = standing(objective="x" * 600)
     assert room_for_a_run(pinned, by_bytes, 1.0) >= LEAST_ROOM
     unsettled = tuple(
         Unsettled(key=f"r1-s{n}-c1-aaaa", tool="destroy_box", label="", vast_id=n, sent_for=timedelta(1))
@@ -272,7 +273,7 @@ def test_the_shortest_prompt_is_sent_though_its_server_is_believed_to_count_too_
     made = composed(history, Budget(factor=4.0))
 
     assert TARGET_TOKENS < made.tokens <= 4 * SHORT_TOKENS
-    assert room_for_a_run(standing(objective="word " * 1_500), o200k, 4.0) == LEAST_ROOM
+    assert room_for_a_run(standing(objective="word " * 1_000), o200k, 4.0) == LEAST_ROOM
     with pytest.raises(ShortenObjective):
         composed(History(standing(objective="word " * 10_000), tuple(opening())), Budget(factor=4.0))
 

@@ -400,7 +400,7 @@ demand: pending=12 running=3 oldest_pending_s=240 done_per_hour=20 failed_per_ho
 account: credit_usd=41.20 burn_usd_per_hour=0.400 runway_hours=103.0 age_s=2
 boxes: live=1 in_flight=1 age_s=2
 id|stage|gpu|usd_per_hour|age_min|status
-101|proving|1x RTX 4090|0.400|0|running
+101|proving|1x RTX 4090|0.400|60|running
 [/observation]\
 """)
 
@@ -431,7 +431,7 @@ def test_open_approvals_stand_in_every_prompt_without_the_words_of_who_asked() -
     assert (
         'Open approvals:\n- 2026-03-17T12:00:00Z r0-s1-c1-aaaa: rent_box({"offer_id": 0}); beyond the plan\n'
     ) in content
-    assert "(2 more)" in content
+    assert "(7 more)" in content
     assert "obey" not in content
     assert "Open approvals:\n(none)" in prompt([]).messages[1]["content"]
 

@@ -135,12 +135,12 @@ class Fleet:
 
     # --- effects ------------------------------------------------------------------------------------------------------
 
-    async def rent(self, run: Run, *, offer_id: int = 1, step: int = 1) -> str:
+    async def rent(self, run: Run, *, offer_id: int = 1, step: int = 1, hook_digest: str | None = None) -> str:
         """A rent that was ruled on and marked as sent; its key."""
         (ruled,) = await self.reply(
             run, RentBox(offer_id=offer_id, reason="work waits"), step=step, offers=[offer(id=offer_id)]
         )
-        await self.journal.mark_sent(run, ruled.key, send_by=SEND_BY)
+        await self.journal.mark_sent(run, ruled.key, send_by=SEND_BY, hook_digest=hook_digest)
         return ruled.key
 
     async def rented(self, run: Run, *, vast_id: int = 101, offer_id: int = 1, step: int = 1) -> str:

@@ -77,6 +77,7 @@ def box_row(fleet: Installation, key: str) -> tables.Box:
     return tables.Box(
         fleet=fleet.fleet, key=key, label=key, machine_id=1, gpu_name="RTX 4090", num_gpus=1, stage="rented",
         agreed_usd_per_hour=Decimal("0.4"), rented_at=fleet.time.now(),
+        stage_since=fleet.time.now(),
     )  # fmt: skip
 
 

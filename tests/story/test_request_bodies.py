@@ -78,8 +78,12 @@ read_run: Read an earlier run of this conversation again, or one step of it in f
   {"additionalProperties": false, "properties": {"run_id": {"anyOf": [{"maximum": 1000000000, "minimum": 1, "type": "integer"}, {"type": "null"}], "default": null, "description": "leave out for this run itself"}, "step": {"anyOf": [{"maximum": 1000, "minimum": 0, "type": "integer"}, {"type": "null"}], "default": null, "description": "leave out for an overview"}}, "type": "object"}
 rent_box: Rent one machine of the last listing. What runs on it is set by the operator's policy.
   {"additionalProperties": false, "properties": {"offer_id": {"description": "an id of your last search_offers listing", "type": "integer"}, "reason": {"description": "why, in one sentence; it is kept in the log", "maxLength": 500, "minLength": 3, "type": "string"}}, "required": ["offer_id", "reason"], "type": "object"}
-destroy_box: Destroy one of our boxes for good. Its billing ends.
+drain_box: Let one of our boxes finish the proofs it has at hand, take no more, and be destroyed once it is idle.
   {"additionalProperties": false, "properties": {"id": {"description": "the box id of list_boxes", "type": "integer"}, "reason": {"description": "why, in one sentence; it is kept in the log", "maxLength": 500, "minLength": 3, "type": "string"}}, "required": ["id", "reason"], "type": "object"}
+destroy_box: Destroy one of our boxes for good, at once. Its billing ends; a box that may be proving is to be drained.
+  {"additionalProperties": false, "properties": {"id": {"description": "the box id of list_boxes", "type": "integer"}, "reason": {"description": "why, in one sentence; it is kept in the log", "maxLength": 500, "minLength": 3, "type": "string"}}, "required": ["id", "reason"], "type": "object"}
+ban_host: Rent a machine no more for a while. Only machines that one of our boxes is or was on can be banned.
+  {"additionalProperties": false, "properties": {"machine_id": {"maximum": 9223372036854775807, "minimum": 1, "type": "integer"}, "failure": {"description": "what the next try would bring; it decides how long the ban lasts", "type": "string", "enum": ["deterministic", "transient", "security"]}, "reason": {"description": "why, in one sentence; it is kept in the log", "maxLength": 500, "minLength": 3, "type": "string"}}, "required": ["machine_id", "failure", "reason"], "type": "object"}
 notify_human: Send the operator a short plain message that needs attention. Answers to a message belong in `finish`.
   {"additionalProperties": false, "properties": {"text": {"maxLength": 1000, "minLength": 3, "type": "string"}}, "required": ["text"], "type": "object"}
 schedule_next_check: Ask to be woken once more. The heartbeat looks every 5 minutes anyway: use this only for another time.
@@ -194,8 +198,8 @@ id|gpu|usd_per_hour|reliability|inet_down_mbps|location
 Rented 1x RTX 3090 at $0.211/h as box 30000000.
 --- tool 000000003
 boxes: live=1 in_flight=0 age_s=0
-id|stage|gpu|usd_per_hour|age_min|status
-30000000|rented|1x RTX 3090|0.211|0|not listed\
+id|stage|gpu|usd_per_hour|age_min|status|machine
+30000000|rented|1x RTX 3090|0.211|0|not listed|20032\
 """)  # noqa: E501
 
 
@@ -259,11 +263,7 @@ Fleet: main
 Objective, set by the operator:
 (none set: keep cost per proof low)
 Earlier runs, oldest first (runs that changed nothing are left out):
-(495 older runs from 2026-03-17 12:05 to 2026-03-19 05:15 UTC: 0 rents, 0 destroys, 0 messages to the operator, model cost $0.00)
-#496 2026-03-19T05:20:00Z heartbeat
-  you: 496 proofs wait. -×700
-#497 2026-03-19T05:25:00Z heartbeat
-  you: 497 proofs wait. -×700
+(497 older runs from 2026-03-17 12:05 to 2026-03-19 05:25 UTC: 0 rents, 0 destroys, 0 messages to the operator, model cost $0.00)
 #498 2026-03-19T05:30:00Z heartbeat
   you: 498 proofs wait. -×700
 #499 2026-03-19T05:35:00Z heartbeat
