@@ -19,8 +19,7 @@ class What(StrEnum):
     RETRIED = "retried"
     """The flow run is retried although its first attempt lives; that one wakes up when the retry has ended."""
     SLEPT = "slept"
-    """The process stands still for longer than the grace while others look, and goes on with the fence still its own."""
-
+    """The process stands still for longer than the grace while others look, and goes on, the fence still its own."""
 
     LANDED = "landed"
     """A create that another process had sent arrives at the provider."""
