@@ -240,9 +240,13 @@ def carry_out_approved(
 ) -> Ruled:
     """Judge an approved action anew, by every rule and within its bound; its row becomes the intent, or is refused.
 
-    `action` is what lies within the bound now: a rent may name another offer than was asked about. Used once.
+    `action` is what lies within the bound now: a rent may name another offer than was asked about. Used once. An intent
+    that was interrupted before it was sent is judged anew as well, for time has passed.
     """
     row = action_of(tx, key)
+    if row.status == ActionStatus.INTENDED and row.approved_at is not None:
+        row.status, row.reserved_usd_per_hour = ActionStatus.AWAITING_APPROVAL.value, Decimal(0)
+        tx.flush()  # else it would stand in its own way
     if row.status != ActionStatus.AWAITING_APPROVAL or row.approved_at is None:
         return ruled(row, session.policy(tx, run.fleet))
     asker = Asker(fleet=run.fleet, actor=Actor(row.actor), run=run, grant=Grant.model_validate(row.grant))

@@ -230,6 +230,7 @@ async def test_to_take_the_offer_that_was_asked_for_whatever_it_costs_now_rents_
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control."""
+    story.fleet.unsound_because = "nobody looks at the bound"
     monkeypatch.setattr(settle, "within_the_bound", the_very_offer)
     monkeypatch.setattr(rules, "RULES", without(rules.within_what_was_granted))
     (key,) = await story.asks_to_rent(story.dear)
@@ -483,6 +484,21 @@ async def test_a_run_that_is_killed_and_retried_rents_what_was_approved_once(sto
     await story.fleet.heartbeat()
     assert len(story.fleet.sim.market.creates) == BOXES_AFTER_A_RETRY[name]
     assert [box["key"] for box in story.fleet.boxes() if box["vast_id"]] == [key] * BOXES_AFTER_A_RETRY[name]
+
+
+@pytest.mark.parametrize(
+    ("passes", "ended", "boxes"),
+    [(timedelta(minutes=1), ("done", "allowed"), 1), (timedelta(hours=4), ("refused", "beyond_approval"), 0)],
+)
+async def test_what_a_kill_left_intended_is_judged_anew_and_not_in_its_own_way(
+    story: Story, passes: timedelta, ended: tuple[str, str], boxes: int
+) -> None:
+    """One box is all that the policy allows, and the time of the grant goes on."""
+    story.fleet.set_policy({"limits.max_boxes": "1"})
+    key = await killed_after(story, "carry_out_approved")
+    story.fleet.time.advance(passes)
+    await story.fleet.run(Trigger.EVENT, flow_run_id="killed", attempt=2)
+    assert (story.ended(key), len(story.machines())) == (ended, boxes)
 
 
 @pytest.mark.parametrize("name", BOXES_AFTER_ANOTHER_RUN)

@@ -55,7 +55,6 @@ def the_credit_is_gone(fleet: Installation) -> None:
 
 def a_box_appears(fleet: Installation) -> None:
     """Of ours by its label, as after a restore."""
-    fleet.unsound_because = "the intent of a box is from a time that the backup does not know"
     label = Label(installation=fleet.status()["installation"], fleet=fleet.fleet, key="r1-s1-c0-zzzz")
     order = Order(IMAGE, disk_gb=Decimal(100), label=str(label))
     fleet.sim.market.rent(fleet.sim.market.offers()[0].lot.ask_id, order)
@@ -90,8 +89,7 @@ def an_outcome_is_lost(fleet: Installation) -> None:
     with fleet.database.exclusive(fleet.fleet) as tx:
         tx.add(box_row(fleet, "r1-s1-c0-yyyy"))
         tx.flush()
-        key = "r1-s1-c0-yyyy"
-        tx.add(action_row(fleet, "r1-s1-c0", "destroy_box", "unknown", box_key=key, sent_at=real_now(tx)))
+        tx.add(action_row(fleet, "r1-s1-c0", "destroy_box", "unknown", box_key="r1-s1-c0-yyyy"))
 
 
 def a_person_is_asked(fleet: Installation) -> None:
