@@ -209,7 +209,20 @@ def expire_approvals(tx: Session, fleet: str, *, now: datetime) -> None:
 
 
 def approved(tx: Session, fleet: str) -> tuple[Approved, ...]:
-    """What a person has approved and nobody has carried out yet, oldest first."""
+    """What a person has approved and nobody has carried out yet, oldest first.
+
+    With what is intended already: no intent outlives its run, so an attempt of this one was interrupted before it was
+    sent.
+    """
+    rows = tx.scalars(
+        select(Action)
+        .where(
+            Action.fleet == fleet,
+            col(Action.status).in_((ActionStatus.AWAITING_APPROVAL, ActionStatus.INTENDED)),
+            col(Action.approved_at).is_not(None),
+        )
+        .order_by(col(Action.id))
+    )
     return tuple(
         Approved(
             key=row.key,
@@ -217,7 +230,7 @@ def approved(tx: Session, fleet: str) -> tuple[Approved, ...]:
             offer=None if row.offer is None else Offer.model_validate(row.offer),
             grant=Grant.model_validate(row.grant),
         )
-        for row in tx.scalars(_awaiting(fleet).where(col(Action.approved_at).is_not(None)))
+        for row in rows
     )
 
 

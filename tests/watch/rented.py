@@ -151,8 +151,8 @@ class Rented:
         offer = next(each for each in self.market.offers() if each.rentable)
         return self.market.rent(offer.lot.ask_id, Order(image=IMAGE, label=label, bid_usd_per_hour=bid))
 
-    def orders(self, action: Removal) -> str:
-        """What a person says in the console."""
+    def orders(self, action: Removal) -> str | None:
+        """What a person says in the console; why it cannot be ordered, or None."""
         with self.fleet.database.exclusive(self.fleet.fleet) as tx:
             return actions.order(tx, self.fleet.fleet, action, who="console", now=self.fleet.time.now())
 
