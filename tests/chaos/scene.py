@@ -21,13 +21,14 @@ from typing import Any
 
 from sqlalchemy import text
 
+from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import Inventory
 from fleet_agent.domain.observation import Known
 from fleet_agent.domain.watch import Seen
 from fleet_agent.lookout import Lookout
 from fleet_agent.ports import OfferQuery, Ports
 from fleet_agent.sim.clock import ManualClock
-from fleet_agent.sim.demand import DemandScript
+from fleet_agent.sim.demand import DemandScript, ProofQueue
 from fleet_agent.sim.faults import ArmedFault, Faults
 from fleet_agent.sim.market import MarketConfig, Order
 from fleet_agent.sim.scenarios import Scenario
@@ -48,7 +49,6 @@ A_LOT_OF_WORK = Scenario(
     market=MarketConfig(loading=(timedelta(seconds=60), timedelta(seconds=75))),
     demand=DemandScript(waiting=400),
 )
-MINUTE = timedelta(minutes=1)
 LIST_LAG = timedelta(seconds=60)
 STRANGERS = ("", "somebody else's", "fa/other1/main/r1-s1-c1-aaaa")
 """Labels of boxes on the account that are none of our business."""
@@ -133,11 +133,11 @@ class Scene:
 
     # --- how time passes ----------------------------------------------------------------------------------------------
 
-    async def pass_time(self, minutes: int) -> None:
-        """A look each minute."""
+    async def pass_minutes(self, *ends: int) -> None:
+        """The watch looks at the end of each of these minutes, counted from now."""
         watch = self.watch()
-        for _ in range(minutes):
-            self.fleet.pass_time(MINUTE)
+        for begin, end in itertools.pairwise((0, *ends)):
+            self.fleet.pass_time(timedelta(minutes=end - begin))
             await watch.look()
 
     async def hold_a_create(self, sender: Coroutine[Any, Any, None]) -> None:
@@ -177,6 +177,24 @@ class Scene:
 
 
 ONCE = ("destroy_ignored", "offer_gone", "credit_zero")
+
+
+class Figures:
+    """The demand as the simulator has it: how it is read is of no interest here, and takes a request a figure."""
+
+    def __init__(self, queue: ProofQueue) -> None:
+        self._queue = queue
+
+    async def demand(self) -> Demand:
+        figures, now = self._queue.figures(), self._queue.clock.now()
+        return Demand(
+            pending=figures.pending,
+            running=figures.running,
+            oldest_pending=figures.oldest_pending,
+            done_per_hour=figures.done_per_hour,
+            failed_per_hour=figures.failed_per_hour,
+            seen_at=now,
+        )
 
 
 class TroubledMarket:
@@ -326,7 +344,7 @@ async def at(postgres: TemporaryPostgres, beginning: Beginning, wrap: Wrap = as_
             async with living_in(sim, time, database) as fleet:
                 scene = Scene(fleet, url, faults, beginning.idle, beginning.busy, beginning.strangers, wrap)
                 journal: Any = WatchedJournal(fleet.ports.journal, scene.looked)
-                fleet.ports = replace(fleet.ports, journal=journal)
+                fleet.ports = replace(fleet.ports, journal=journal, demand=Figures(sim.queue))
                 yield scene
         finally:
             database.close()

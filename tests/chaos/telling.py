@@ -155,7 +155,7 @@ async def _interrupted(scene: Scene, story: Story, case: Case) -> bool:
                 other = asyncio.ensure_future(story.other(scene, waiter))
                 await _until_it_waits(other, waiter)
             case What.SLEPT:
-                await scene.pass_time(minutes=3)
+                await scene.pass_minutes(1, 2, 3)
                 scene.fleet.pass_time(LONGER_THAN_THE_GRACE)
             case What.LANDED:
                 await scene.let_it_land()
@@ -214,11 +214,14 @@ async def _what_comes_next(scene: Scene, story: Story, then: Next) -> None:
 
 
 async def _the_dust_settles(scene: Scene, case: Case) -> None:
-    """Ten minutes in which only the watch looks, a run that wants as much as before, and time for what it did."""
-    await scene.pass_time(minutes=10)
+    """Ten minutes in which only the watch looks, a run that wants as much as before, and time for what it did.
+
+    A look each minute until every grace is over; after that the next ones would see the same.
+    """
+    await scene.pass_minutes(1, 2, 3, 4, 5, 10)
     await AGENT.other(scene, Fuse())
     scene.disarm(case.fault)
-    await scene.pass_time(minutes=5)
+    await scene.pass_minutes(1, 5, 6)
 
 
 # --- what must hold ---------------------------------------------------------------------------------------------------
