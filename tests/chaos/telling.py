@@ -139,7 +139,7 @@ async def _interrupted(scene: Scene, story: Story, case: Case) -> bool:
         fuse = Fuse(at=point.number, after=point.after)
         with suppress(Killed):
             await story.tell(scene, fuse)
-        return fuse.blown
+        return fuse.blown and _is_at(fuse, case)
     waiter = Waiter(where=story.others_point)
     other: asyncio.Task[object] | None = None
     before: dict[str, bool] = {}
@@ -171,7 +171,12 @@ async def _interrupted(scene: Scene, story: Story, case: Case) -> bool:
     waiter.go_on.set()
     if other is not None:
         await other
-    return sleeper.slept
+    return sleeper.slept and _is_at(sleeper, case)
+
+
+def _is_at(fuse: Fuse, case: Case) -> bool:
+    """A fault can make a story shorter: then the call of this number is another one."""
+    return fuse.calls[case.point.number - 1] == case.point.call
 
 
 STALE = (What.OVERTAKEN, What.BESIDE, What.RETRIED)
