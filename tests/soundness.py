@@ -137,6 +137,8 @@ class Door:
     fleet: str = "main"
     before_create: Callable[[], Awaitable[object]] | None = None
     """What a test has happen while a create is on its way."""
+    destroys: list[int] = field(default_factory=list[int])
+    """The boxes whose destruction was asked for, each time it was."""
     broken: list[str] = field(default_factory=list[str])
     _installation: str = ""
 
@@ -177,6 +179,7 @@ class Door:
             self.broken.append(f"a box was ordered for {label}, whose rows are {action}")
 
     def _look_at_destroy(self, vast_id: int) -> None:
+        self.destroys.append(vast_id)
         label = {create.instance_id: create.label for create in self.sim.market.creates}.get(vast_id)
         if not self.is_ours(label):
             self.broken.append(f"box {vast_id}, made for {label}, was to be destroyed")

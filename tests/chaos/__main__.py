@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import multiprocessing
 import os
@@ -79,7 +78,6 @@ class Tally:
 
 def tell_a_share(asked: Asked) -> Tally:
     """One process's part: a server, the beginnings, and its cases one after the other."""
-    gc.disable()  # what a case leaves behind is freed when it is over; to look for it in between takes a tenth
     with temporary_postgres(migrate.upgrade) as postgres:
         return asyncio.run(_tell(Teller(postgres), asked))
 
@@ -88,14 +86,12 @@ async def _tell(teller: Teller, asked: Asked) -> Tally:
     tally = Tally()
     for case in await _cases(teller, asked):
         tally.count(await teller.tell(case))
-        gc.collect()
     for case in await _kills(teller, asked):
         told = await tell_killed(teller, case)
         tally.count(told)
         tally.killed_for_good += told.reached
     for case in await _controls(teller, asked):
         tally.count_control(await teller.tell(case, CONTROLS[case.fault]))
-        gc.collect()
     return tally
 
 

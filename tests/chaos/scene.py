@@ -13,7 +13,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -21,19 +21,25 @@ from typing import Any
 
 from sqlalchemy import text
 
+from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import Inventory
-from fleet_agent.errors import TryLater
+from fleet_agent.domain.observation import Known
+from fleet_agent.domain.watch import Seen
+from fleet_agent.lookout import Lookout
 from fleet_agent.ports import OfferQuery, Ports
 from fleet_agent.sim.clock import ManualClock
-from fleet_agent.sim.demand import DemandScript
+from fleet_agent.sim.demand import DemandScript, ProofQueue
 from fleet_agent.sim.faults import ArmedFault, Faults
 from fleet_agent.sim.market import MarketConfig, Order
 from fleet_agent.sim.scenarios import Scenario
 from fleet_agent.sim.world import World, open_world
-from fleet_agent.store import session, sightings
+from fleet_agent.steps.troubles import Troubles
+from fleet_agent.store import session
+from fleet_agent.store.watch import PostgresLogbook
 from tests.chaos.cases import FAULTS
 from tests.postgres import TemporaryPostgres
 from tests.soundness import rows, usd_per_hour
+from tests.story.killing import Fuse, Fused
 from tests.story.saying import says
 from tests.world import NOON, Installation, installation, living_in, opened
 
@@ -43,7 +49,6 @@ A_LOT_OF_WORK = Scenario(
     market=MarketConfig(loading=(timedelta(seconds=60), timedelta(seconds=75))),
     demand=DemandScript(waiting=400),
 )
-MINUTE = timedelta(minutes=1)
 LIST_LAG = timedelta(seconds=60)
 STRANGERS = ("", "somebody else's", "fa/other1/main/r1-s1-c1-aaaa")
 """Labels of boxes on the account that are none of our business."""
@@ -97,13 +102,21 @@ class Scene:
 
     # --- who looks ----------------------------------------------------------------------------------------------------
 
-    async def look(self, ports: Ports | None = None) -> None:
-        """One look without a model: the list is read and recorded, or it is not to be had."""
-        with suppress(TryLater):
-            inventory = await (ports or self.fleet.ports).market.inventory()
-            with self.fleet.database.exclusive(self.fleet.fleet) as tx:
-                sightings.record_sighting(tx, self.fleet.fleet, inventory, now=self.fleet.time.now())
-            self.looked(inventory)
+    def watch(self, fuse: Fuse | None = None) -> Lookout:
+        """One that remembers nothing, as after a restart; its calls go through the fuse."""
+        ports = self.wrap(self.fleet.ports)
+        logbook: Any = WatchedLogbook(PostgresLogbook(self.fleet.database, self.fleet.clock), self.looked)
+        reached: list[Any] = [ports.market, ports.demand, logbook, ports.notifier]
+        market, demand, logbook, notifier = [port if fuse is None else Fused(port, fuse) for port in reached]
+        return Lookout(
+            market=market,
+            demand=demand,
+            logbook=logbook,
+            notifier=notifier,
+            clock=self.fleet.clock,
+            troubles=Troubles(lambda line: None),
+            tell=lambda line: None,
+        )
 
     def looked(self, inventory: Inventory) -> None:
         """A list was recorded in the ledger: what it shows of ours must be known soon (I11)."""
@@ -122,11 +135,12 @@ class Scene:
 
     # --- how time passes ----------------------------------------------------------------------------------------------
 
-    async def pass_time(self, minutes: int) -> None:
-        """A look each minute."""
-        for _ in range(minutes):
-            self.fleet.pass_time(MINUTE)
-            await self.look()
+    async def pass_minutes(self, *ends: int) -> None:
+        """The watch looks at the end of each of these minutes, counted from now."""
+        watch = self.watch()
+        for begin, end in itertools.pairwise((0, *ends)):
+            self.fleet.pass_time(timedelta(minutes=end - begin))
+            await watch.look()
 
     async def hold_a_create(self, sender: Coroutine[Any, Any, None]) -> None:
         """Begin `sender` and return when a create of its is at the provider's door, or it has ended without one."""
@@ -167,6 +181,24 @@ class Scene:
 ONCE = ("destroy_ignored", "offer_gone", "credit_zero")
 
 
+class Figures:
+    """The demand as the simulator has it: how it is read is of no interest here, and takes a request a figure."""
+
+    def __init__(self, queue: ProofQueue) -> None:
+        self._queue = queue
+
+    async def demand(self) -> Demand:
+        figures, now = self._queue.figures(), self._queue.clock.now()
+        return Demand(
+            pending=figures.pending,
+            running=figures.running,
+            oldest_pending=figures.oldest_pending,
+            done_per_hour=figures.done_per_hour,
+            failed_per_hour=figures.failed_per_hour,
+            seen_at=now,
+        )
+
+
 class TroubledMarket:
     """The market whose next effect is answered 500 and does nothing."""
 
@@ -203,6 +235,23 @@ class WatchedJournal:
         boxes = await self._journal.record_sighting(run, inventory)
         self._looked(inventory)
         return boxes
+
+
+class WatchedLogbook:
+    """The same for what the watch records."""
+
+    def __init__(self, logbook: Any, looked: Callable[[Inventory], None]) -> None:
+        self._logbook = logbook
+        self._looked = looked
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logbook, name)
+
+    async def record_look(self, fleet: str, seen: Seen) -> Any:
+        looked = await self._logbook.record_look(fleet, seen)
+        if isinstance(seen.inventory, Known):
+            self._looked(seen.inventory.value)
+        return looked
 
 
 # --- beginnings -------------------------------------------------------------------------------------------------------
@@ -243,9 +292,9 @@ async def make_beginning(postgres: TemporaryPostgres, name: str, goes_on: GoesOn
             sim.market.rent(dearest.ask_id, Order(image="somebody/elses", label=label or None))
         strangers = tuple(box.id for box in sim.market.instances())
         await fleet.run()  # the sensible model rents two
+        says(fleet)
         for _ in range(2):
             fleet.pass_time(timedelta(minutes=5))
-            says(fleet)
             await fleet.run()
         idle, busy = (row["vast_id"] for row in fleet.boxes())
         fleet.set_policy(await just_room_for_two_more(fleet))
@@ -263,8 +312,8 @@ async def make_beginning(postgres: TemporaryPostgres, name: str, goes_on: GoesOn
 
 
 async def just_room_for_two_more(fleet: Installation) -> dict[str, str]:
-    """Caps of places and of dollars that two more boxes reach, be it that the two cheapest were just taken; and no word
-    of a person is needed for them."""
+    """Caps of places and of dollars that two more boxes reach, be it that the two cheapest were just taken; no word of
+    a person is needed for them, and none of them is too slow."""
     with fleet.database.transaction() as tx:
         policy = session.policy(tx, fleet.fleet)
     cheap = (await fleet.ports.market.offers(OfferQuery(policy=policy)))[2:4]
@@ -274,6 +323,7 @@ async def just_room_for_two_more(fleet: Installation) -> dict[str, str]:
         "limits.max_boxes": "4",
         "limits.max_usd_per_hour": f"{cap:.4f}",
         "approvals.rent_above_usd_per_hour": "null",
+        **{f"deadlines.{stage}": '"PT24H"' for stage in ("booting", "registering", "fetching", "benchmarking")},
     }
 
 
@@ -296,7 +346,7 @@ async def at(postgres: TemporaryPostgres, beginning: Beginning, wrap: Wrap = as_
             async with living_in(sim, time, database) as fleet:
                 scene = Scene(fleet, url, faults, beginning.idle, beginning.busy, beginning.strangers, wrap)
                 journal: Any = WatchedJournal(fleet.ports.journal, scene.looked)
-                fleet.ports = replace(fleet.ports, journal=journal)
+                fleet.ports = replace(fleet.ports, journal=journal, demand=Figures(sim.queue))
                 yield scene
         finally:
             database.close()

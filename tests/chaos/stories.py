@@ -7,13 +7,17 @@ others, and to be rid of what is there.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, cast
 
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
 from fleet_agent.controls import Desk, destroy_all
 from fleet_agent.cycle import run_cycle
+from fleet_agent.domain.actions import DestroyBox
 from fleet_agent.domain.run import RunRequest
 from fleet_agent.domain.triggers import Trigger
 from fleet_agent.ports import Ports
@@ -21,6 +25,7 @@ from fleet_agent.store import actions
 from fleet_agent.store.database import Database
 from tests.chaos.cases import Point, What
 from tests.chaos.scene import GoesOn, Scene, speak
+from tests.soundness import rows
 from tests.story.killing import Fuse, ScriptedModel, fused
 from tests.story.saying import finish, says
 from tests.world import Installation
@@ -151,6 +156,31 @@ APPROVED = Story(
 )
 
 
+# --- a look of the watch ----------------------------------------------------------------------------------------------
+
+
+async def _one_is_to_go_and_one_has_drained(fleet: Installation, idle: int, busy: int) -> None:
+    """What a look does by a person's order, and what it does by itself."""
+    with fleet.database.exclusive(fleet.fleet) as tx:
+        drained = "UPDATE box SET drain_by = :by, drain_because = 'no work', stage = 'draining' WHERE vast_id = :id"
+        tx.execute(text(drained), {"by": fleet.time.now() + timedelta(minutes=30), "id": idle})
+        order = DestroyBox(id=busy, reason="ordered by test")
+        problem = actions.order(tx, fleet.fleet, order, who="test", now=fleet.time.now())
+        assert problem is None, problem
+
+
+LOOK = Story(
+    name="a look",
+    begins=_one_is_to_go_and_one_has_drained,
+    tell=lambda scene, fuse: scene.watch(fuse).look(),
+    again=lambda scene, fuse: scene.watch(fuse).look(),
+    other=AGENT.other,
+    others_point=AGENT.others_point,
+    whats=(What.KILLED, What.OVERTAKEN, What.BESIDE, What.RETRIED, What.SLEPT),
+    fenced=False,
+)
+
+
 # --- the emergency stop -----------------------------------------------------------------------------------------------
 
 MOST_PASSES = 100
@@ -166,10 +196,20 @@ class FusedDatabase:
 
     @contextmanager
     def exclusive(self, fleet: str) -> Any:
+        with self._fused(self._database.exclusive(fleet)) as tx:
+            yield tx
+
+    @contextmanager
+    def transaction(self) -> Any:
+        with self._fused(self._database.transaction()) as tx:
+            yield tx
+
+    @contextmanager
+    def _fused(self, transaction: AbstractContextManager[Session]) -> Any:
         struck = self._fuse.count("transaction")
         if struck and not self._fuse.after:
             self._fuse.blow()
-        with self._database.exclusive(fleet) as tx:
+        with transaction as tx:
             yield tx
         if struck:
             self._fuse.blow()
@@ -220,7 +260,9 @@ def _within_a_minute(what: What, point: Point, calls: Sequence[str]) -> bool:
 
 
 def _none_is_left(scene: Scene) -> list[str]:
-    left = [box.id for box, _ in scene.fleet.door.ours()]
+    """But what may be somebody else's: of that a person is told, and decides."""
+    questions = {row["vast_id"] for row in rows(scene.fleet, "question")}
+    left = [box.id for box, _ in scene.fleet.door.ours() if box.id not in questions]
     mode = scene.fleet.status()["mode"]
     return [f"boxes {left} live after the emergency stop, mode {mode}"] if left or mode != "paused" else []
 
@@ -246,4 +288,4 @@ STOP_WITH_A_CREATE = replace(
     may_strike=_within_a_minute,
 )
 
-STORIES = {story.name: story for story in (AGENT, APPROVED, STOP, STOP_WITH_A_CREATE)}
+STORIES = {story.name: story for story in (AGENT, APPROVED, LOOK, STOP, STOP_WITH_A_CREATE)}

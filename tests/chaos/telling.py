@@ -139,7 +139,7 @@ async def _interrupted(scene: Scene, story: Story, case: Case) -> bool:
         fuse = Fuse(at=point.number, after=point.after)
         with suppress(Killed):
             await story.tell(scene, fuse)
-        return fuse.blown
+        return fuse.blown and _is_at(fuse, case)
     waiter = Waiter(where=story.others_point)
     other: asyncio.Task[object] | None = None
     before: dict[str, bool] = {}
@@ -155,7 +155,7 @@ async def _interrupted(scene: Scene, story: Story, case: Case) -> bool:
                 other = asyncio.ensure_future(story.other(scene, waiter))
                 await _until_it_waits(other, waiter)
             case What.SLEPT:
-                await scene.pass_time(minutes=3)
+                await scene.pass_minutes(1, 2, 3)
                 scene.fleet.pass_time(LONGER_THAN_THE_GRACE)
             case What.LANDED:
                 await scene.let_it_land()
@@ -171,7 +171,12 @@ async def _interrupted(scene: Scene, story: Story, case: Case) -> bool:
     waiter.go_on.set()
     if other is not None:
         await other
-    return sleeper.slept
+    return sleeper.slept and _is_at(sleeper, case)
+
+
+def _is_at(fuse: Fuse, case: Case) -> bool:
+    """A fault can make a story shorter: then the call of this number is another one."""
+    return fuse.calls[case.point.number - 1] == case.point.call
 
 
 STALE = (What.OVERTAKEN, What.BESIDE, What.RETRIED)
@@ -214,11 +219,14 @@ async def _what_comes_next(scene: Scene, story: Story, then: Next) -> None:
 
 
 async def _the_dust_settles(scene: Scene, case: Case) -> None:
-    """Ten minutes in which only the watch looks, a run that wants as much as before, and time for what it did."""
-    await scene.pass_time(minutes=10)
+    """Ten minutes in which only the watch looks, a run that wants as much as before, and time for what it did.
+
+    A look each minute until every grace is over; after that the next ones would see the same.
+    """
+    await scene.pass_minutes(1, 2, 3, 4, 5, 10)
     await AGENT.other(scene, Fuse())
     scene.disarm(case.fault)
-    await scene.pass_time(minutes=5)
+    await scene.pass_minutes(1, 5, 6)
 
 
 # --- what must hold ---------------------------------------------------------------------------------------------------

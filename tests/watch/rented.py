@@ -79,14 +79,8 @@ class Rented:
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def passes(self, by: timedelta) -> None:
-        """Time, business and real: rows that are dated by the database's own clock are dated back."""
-        self.fleet.time.advance(by)
-        for change in (
-            "UPDATE run SET seen_at = seen_at - :by",
-            "UPDATE action SET sent_at = sent_at - :by",
-            "UPDATE box SET missed_since = missed_since - :by, busy_until = busy_until - :by",
-        ):
-            self.sets(change, by=by)
+        """Time, business and real."""
+        self.fleet.pass_time(by)
 
     async def looks(self, *, after: timedelta = MINUTE) -> Looked:
         """One look, so much later."""
