@@ -26,7 +26,7 @@ from fleet_agent.domain.money import show_rate
 from fleet_agent.domain.observation import Known, Unknown
 from fleet_agent.domain.rules import Actor, Decision, Removal, Ruling
 from fleet_agent.domain.watch import Looked, Order, Seen
-from fleet_agent.errors import PolicyInvalid
+from fleet_agent.errors import FleetAgentError, PolicyInvalid
 from fleet_agent.ports import Clock, DemandSource, Logbook, Market, Notifier
 from fleet_agent.steps.act import Hands, act
 from fleet_agent.steps.troubles import Troubles
@@ -54,9 +54,7 @@ class Lookout:
     async def keep_looking(self, every: timedelta, sleep: Callable[[float], Awaitable[None]]) -> None:
         """Until it is cancelled; `every` is real time."""
         while True:
-            for looked in await self.look():
-                for line in looked.news:
-                    self.tell(f"fleet {looked.fleet}: {line}")
+            await self.look()
             for _ in range(max(1, math.ceil(every / BREATH))):
                 await sleep(BREATH.total_seconds())
                 if await self._is_ordered_anew():
@@ -73,6 +71,8 @@ class Lookout:
                 with self.troubles.at(f"the look at fleet {fleet}"):
                     looked.append(await self.logbook.record_look(fleet, seen))
         for each in looked:
+            for news in each.news:
+                self.tell(f"fleet {each.fleet}: {news}")
             await self._carry_out(each)
         return looked
 
@@ -95,10 +95,14 @@ class Lookout:
 
     async def _part(self, name: str, question: Awaitable[Part]) -> Known[Part] | Unknown:
         """Whatever keeps a part from being known, the others are looked at: safety does not wait for demand."""
-        seen_at = self.clock.now()
+        seen_at, why = self.clock.now(), ""
         with self.troubles.at(name):
-            return Known(value=await question, seen_at=seen_at)
-        return Unknown(reason=self.troubles.said(name))
+            try:
+                return Known(value=await question, seen_at=seen_at)
+            except FleetAgentError as error:
+                why = error.cause
+                raise
+        return Unknown(reason=why)
 
     async def _is_ordered_anew(self) -> bool:
         """What the last look knew of and still waits is tried again at the next one, not every second."""
@@ -115,7 +119,9 @@ class Lookout:
             if looked.unfit:
                 raise PolicyInvalid(looked.unfit)
             for order in await self._orders_of(looked):
-                await self._act(looked, order.action, await self.logbook.judge_order(order, looked.observation))
+                ruled = await self.logbook.judge_order(order, looked.observation)
+                result = await act(self._hands(looked), order.action, ruled)
+                self.tell(f"fleet {looked.fleet}: {order.key}, ordered by a person: {result.sentence}")
             if looked.removals:
                 ruled = await self.logbook.propose(looked.fleet, Actor.WATCH, looked.removals, looked.observation)
                 for action, ruling in zip(looked.removals, ruled, strict=True):
@@ -128,6 +134,7 @@ class Lookout:
         return [order for order in await self.logbook.orders() if order.fleet == looked.fleet]
 
     async def _act(self, looked: Looked, action: Removal, ruled: Ruled) -> None:
+        """What is held back is no news at every look."""
         result = await act(self._hands(looked), action, ruled)
         if ruled.ruling.decision is Decision.ALLOW and ruled.status is ActionStatus.INTENDED:
             self.tell(f"fleet {looked.fleet}: {result.sentence}")
@@ -150,7 +157,8 @@ class _OfFleet:
     fleet: str
     logbook: Logbook
 
-    async def mark_sent(self, key: str, *, send_by: timedelta) -> Ruling:
+    async def mark_sent(self, key: str, *, send_by: timedelta, hook_digest: str | None = None) -> Ruling:
+        assert hook_digest is None, "the watch rents nothing"
         return await self.logbook.mark_sent(self.fleet, key, send_by=send_by)
 
     async def record_outcome(
@@ -166,7 +174,7 @@ class _OfFleet:
 
 
 def in_words(looked: Looked) -> list[str]:
-    """Everything that a look at one fleet has found, for a person who asks."""
+    """What a look at one fleet has found, beside the news that it has told, for a person who asks."""
     place = f"fleet {looked.fleet}"
     wrong = [*([looked.unfit] if looked.unfit else []), *looked.findings]
     match looked.observation.inventory:
@@ -175,4 +183,4 @@ def in_words(looked: Looked) -> list[str]:
         case Known():
             count, rate = len(looked.observation.live_boxes()), show_rate(looked.observation.burn())
             head = f"{place}: {count} boxes, {rate}{'' if wrong else '; nothing is wrong'}"
-    return [head, *(f"{place}: {each}" for each in wrong)]
+    return [head, *(f"{place}: {each}" for each in wrong if each not in looked.news)]

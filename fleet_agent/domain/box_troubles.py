@@ -179,7 +179,7 @@ def lateness(watched: Watched, sight: Sight) -> str | None:
         case stage if stage in BOOTING and (watched.listed is None or watched.listed.actual_status not in TROUBLED):
             since = _boots_since(box, allowed.booting)
             return _late("its container does not run", now - since, allowed.booting)
-        case Stage.PROVING if box.reported_at is None and _could_report(box, sight):
+        case Stage.PROVING if box.reported_at is None and _could_report(watched, sight):
             # Whoever comes and goes begins this part again and again, but not longer than both parts together may take.
             waited = max(now - box.stage_since, now - box.rented_at - allowed.booting)
             return _late("it has not reported", waited, allowed.registering)
@@ -196,8 +196,10 @@ def _boots_since(box: Box, allowed: timedelta) -> datetime:
     return box.stage_since if box.stage_since - box.rented_at > allowed else box.rented_at
 
 
-def _could_report(box: Box, sight: Sight) -> bool:
-    return sight.reports_since is not None and box.rented_at >= sight.reports_since
+def _could_report(watched: Watched, sight: Sight) -> bool:
+    """With a program of which it is known that it reports at all."""
+    since = sight.reports_since
+    return watched.has_hook and since is not None and watched.box.rented_at >= since
 
 
 def _late(what: str, waited: timedelta, allowed: timedelta) -> str | None:
@@ -242,6 +244,15 @@ def does_not_run(watched: Watched, listed: Instance, sight: Sight) -> Finding | 
         removal=destroy(watched, what),
         failure=Failure.TRANSIENT if is_wanted else None,
     )
+
+
+def has_fallen_silent(watched: Watched, listed: Instance, sight: Sight) -> Finding | None:
+    """It may be at work and only its line to us be down, so nothing is done about it."""
+    reported_at, allowed = watched.box.reported_at, sight.policy.deadlines.outage
+    if reported_at is None or listed.actual_status != "running" or sight.now - reported_at <= allowed:
+        return None
+    text = f"{watched.name}: it runs, and has not reported for more than {minutes(allowed)}"
+    return Finding(code="silent", text=text, kind=Kind.BOX_SILENT)
 
 
 def _waited_for(

@@ -25,6 +25,7 @@ from fleet_agent.domain.box_troubles import (
     cannot_start,
     does_not_run,
     has_drained,
+    has_fallen_silent,
     is_dear_for_its_proofs,
     is_gone_unasked,
     is_not_as_ordered,
@@ -61,6 +62,7 @@ OF_A_BOX: Final[tuple[Callable[[Watched, Instance, Sight], Finding | None], ...]
     is_past_its_deadline,
     does_not_run,  # waited for
     is_stalled,  # … as well
+    has_fallen_silent,  # told, and left to the agent
     is_on_a_banned_machine,
     is_over_its_price,
     is_dear_for_its_proofs,

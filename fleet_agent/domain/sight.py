@@ -27,6 +27,8 @@ class Watched(Frozen):
     """What its rent ordered, as far as that is known; else empty."""
     sightings: int
     misses: int
+    has_hook: bool = False
+    """It was given an address at which it can report."""
     destroyed: bool
     """It was to be destroyed, longer ago than that takes, and is still there."""
     told: frozenset[str] = frozenset()

@@ -51,6 +51,7 @@ class Kind(StrEnum):
     WEBHOOK = "webhook"
     BOX_FAILED = "box_failed"
     BOX_GONE = "box_gone"
+    BOX_SILENT = "box_silent"
     OUTBID = "outbid"
     HOST_OFFLINE = "host_offline"
     NOT_ORDERED = "not_ordered"
@@ -73,6 +74,7 @@ PRIORITY: dict[Kind, Priority] = {
     Kind.WEBHOOK: Priority.CHANGE,
     Kind.BOX_FAILED: Priority.CHANGE,
     Kind.BOX_GONE: Priority.CHANGE,
+    Kind.BOX_SILENT: Priority.CHANGE,
     Kind.OUTBID: Priority.CHANGE,
     Kind.HOST_OFFLINE: Priority.ROUTINE,  # most come back within minutes; that one did not is a failed box
     Kind.NOT_ORDERED: Priority.CHANGE,

@@ -29,10 +29,6 @@ class Troubles:
             if self._lasting.pop(place, None) is not None:
                 self.tell(f"{place}: well again")
 
-    def said(self, place: str) -> str:
-        """Why the last pass at `place` failed; empty where it did not."""
-        return self._lasting.get(place, "")
-
     def last(self, place: str) -> bool:
         """Whether the last pass at `place` failed."""
         return place in self._lasting

@@ -146,64 +146,6 @@ def _random_suffix() -> str:
     return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(4))
 
 
-def order(tx: Session, fleet: str, action: Removal, *, who: str, now: datetime) -> str:
-    """A person's order from anywhere but the emergency stop: stored as intended, for the watch to judge by a look and
-    to carry out at once. Returns its key.
-
-    Nobody looks where it is given, so which box it is about is entered when it is judged.
-    """
-    row = Action(
-        fleet=fleet,
-        key=f"{Actor.OPERATOR.value}{action.id}-{_random_suffix()}",
-        actor=Actor.OPERATOR.value,
-        tool=action.name,
-        arguments=action.model_dump(mode="json"),
-        created_at=now,
-        ruling=Decision.ALLOW.value,
-        code="operator",
-        sentence=f"Ordered by {who}.",
-        status=ActionStatus.INTENDED.value,
-    )
-    session.begin(tx, fleet)
-    tx.add(row)
-    tx.flush()
-    notify_bell(tx, fleet)
-    return row.key
-
-
-def orders(tx: Session) -> tuple[Order, ...]:
-    """What persons ordered and nobody has carried out yet, of all fleets, oldest first."""
-    rows = tx.scalars(
-        select(Action)
-        .where(
-            Action.actor == Actor.OPERATOR,
-            Action.status == ActionStatus.INTENDED,
-            col(Action.tool).in_((DrainBox.name, DestroyBox.name)),
-        )
-        .order_by(col(Action.id))
-    )
-    return tuple(
-        Order(fleet=row.fleet, key=row.key, action=cast("Removal", _EFFECTS[row.tool].model_validate(row.arguments)))
-        for row in rows
-    )
-
-
-def judge_order(tx: Session, order: Order, *, observation: Observation, now: datetime) -> Ruled:
-    """Judge a person's order by the look at hand. No brake holds it, and no dry run: only ownership does."""
-    row = action_of(tx, order.key)
-    if row.status == ActionStatus.INTENDED:
-        asker = Asker(fleet=order.fleet, actor=Actor.OPERATOR)
-        situation = situation_of(tx, asker, observation, Listing(), now=now)
-        ruling = judge(order.action, situation)
-        if ruling.decision is Decision.ALLOW:
-            row.box_key = _box_key(order.action, row.key, situation)
-        else:
-            row.ruling, row.code, row.sentence = ruling.decision.value, ruling.code, ruling.sentence
-            row.status, row.settled_at = ActionStatus.REFUSED.value, now
-        tx.flush()
-    return ruled(row, session.policy(tx, order.fleet))
-
-
 # --- what waits for a person's word ----------------------------------------------------------------------------------
 
 
@@ -360,6 +302,37 @@ def _order(fleet: str, action: DrainBox | DestroyBox, box: tables.Box | None, wh
         sentence=f"Ordered by {who}.",
         status=ActionStatus.INTENDED.value,
     )
+
+
+def orders(tx: Session) -> tuple[Order, ...]:
+    """What persons ordered and nobody has carried out yet, of all fleets, oldest first."""
+    rows = tx.scalars(
+        select(Action)
+        .where(
+            Action.actor == Actor.OPERATOR,
+            Action.status == ActionStatus.INTENDED,
+            col(Action.tool).in_((DrainBox.name, DestroyBox.name)),
+        )
+        .order_by(col(Action.id))
+    )
+    return tuple(
+        Order(fleet=row.fleet, key=row.key, action=cast("Removal", _EFFECTS[row.tool].model_validate(row.arguments)))
+        for row in rows
+    )
+
+
+def judge_order(tx: Session, order: Order, *, observation: Observation, now: datetime) -> Ruled:
+    """Judge a person's order by the look at hand. No brake holds it, and no dry run: only ownership does."""
+    row = action_of(tx, order.key)
+    if row.status == ActionStatus.INTENDED:
+        asker = Asker(fleet=order.fleet, actor=Actor.OPERATOR)
+        situation = situation_of(tx, asker, observation, Listing(), now=now, besides=row.key)
+        ruling = judge(order.action, situation)
+        if ruling.decision is not Decision.ALLOW:
+            row.ruling, row.code, row.sentence = ruling.decision.value, ruling.code, ruling.sentence
+            row.status, row.settled_at = ActionStatus.REFUSED.value, now
+        tx.flush()
+    return ruled(row, session.policy(tx, order.fleet))
 
 
 # --- last thing before the call --------------------------------------------------------------------------------------

@@ -177,6 +177,7 @@ def _beside_the_list(
         image="" if rent is None else image_of.get(rent.policy_version or 0, ""),
         sightings=row.sightings,
         misses=row.misses,
+        has_hook=row.hook_digest is not None,
         destroyed=box.stage is not Stage.DESTROYING
         and last_destroy is not None
         and last_destroy.status in (ActionStatus.DONE, ActionStatus.EXPIRED),

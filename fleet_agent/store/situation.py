@@ -57,7 +57,10 @@ class Asker:
     grant: Grant | None = None
 
 
-def situation_of(tx: Session, asker: Asker, observation: Observation, listing: Listing, *, now: datetime) -> Situation:
+def situation_of(
+    tx: Session, asker: Asker, observation: Observation, listing: Listing, *, now: datetime, besides: str = ""
+) -> Situation:
+    """`besides`: the key of an intent that is being judged itself, and speaks against nothing."""
     fleet = asker.fleet
     state = session.state(tx, fleet)
     in_flight_count, in_flight_usd_per_hour = ledger.in_flight(tx, fleet)
@@ -76,7 +79,7 @@ def situation_of(tx: Session, asker: Asker, observation: Observation, listing: L
         inventory=observation.inventory,
         demand=observation.demand,
         account=observation.account,
-        boxes=_boxes(tx, fleet),
+        boxes=_boxes(tx, fleet, besides),
         in_flight_count=in_flight_count,
         in_flight_usd_per_hour=in_flight_usd_per_hour,
         listing=listing.offers,
@@ -99,13 +102,16 @@ def _lately(tx: Session, duration: timedelta) -> datetime:
     return real_now(tx) - duration / installation(tx).clock_speed
 
 
-def _boxes(tx: Session, fleet: str) -> tuple[Box, ...]:
+def _boxes(tx: Session, fleet: str, besides: str) -> tuple[Box, ...]:
     """With what is intended counted as done: two removals of one reply must not be about one box."""
     intended = {
         row.box_key: row.tool
         for row in tx.scalars(
             select(Action).where(
-                Action.fleet == fleet, col(Action.tool).in_(_REMOVALS), Action.status == ActionStatus.INTENDED
+                Action.fleet == fleet,
+                col(Action.tool).in_(_REMOVALS),
+                Action.status == ActionStatus.INTENDED,
+                Action.key != besides,
             )
         )
     }

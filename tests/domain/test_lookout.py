@@ -163,6 +163,7 @@ def test_each_part_of_the_way_has_its_deadline(
             "stage_since": NOW - since_stage * MINUTE,
             "reported_at": NOW if reported else None,
         },
+        has_hook=True,
     )
     assert (lateness(each, sight(each, reports_since=NOW - 700 * MINUTE)) is not None) is is_late
 
@@ -174,20 +175,33 @@ def test_a_box_that_was_up_and_is_offline_within_its_time_to_boot_has_the_grace_
     assert find(sight(watched({"actual_status": "loading"}, ledger))).removals != ()
 
 
-def test_where_no_box_ever_reported_silence_is_no_lateness() -> None:
-    """Nor is it of a box that was rented before the first one did."""
-    each = watched(None, {"rented_at": NOW - HOUR, "stage_since": NOW - HOUR})
-    assert lateness(each, sight(each)) is None
-    assert lateness(each, sight(each, reports_since=NOW - 30 * MINUTE)) is None
-    assert lateness(each, sight(each, reports_since=NOW - 2 * HOUR)) is not None
-
-
-MESSAGES = st.lists(
-    st.sampled_from(["Pulling fs layer", "Downloading 1 %", "Extracting", ""]), min_size=40, max_size=40
+@pytest.mark.parametrize(
+    ("has_hook", "reports_since", "is_late"),
+    [(True, -2 * HOUR, True), (False, -2 * HOUR, False), (True, -30 * MINUTE, False), (True, None, False)],
 )
+def test_silence_is_no_lateness_of_a_box_of_which_nobody_knows_that_it_could_report(
+    has_hook: bool, reports_since: timedelta | None, is_late: bool
+) -> None:
+    """It was given no address, was rented before the first one that ever reported, or none ever did."""
+    each = watched(None, {"rented_at": NOW - HOUR, "stage_since": NOW - HOUR}, has_hook=has_hook)
+    known = sight(each, reports_since=None if reports_since is None else NOW + reports_since)
+    assert (lateness(each, known) is not None) is is_late
 
 
-@given(MESSAGES)
+@pytest.mark.parametrize(
+    ("reported_ago", "status", "is_told"),
+    [(4, "running", False), (6, "running", True), (6, "offline", False), (None, "running", False)],
+)
+def test_a_box_that_runs_and_has_fallen_silent_is_told_and_left_alone(
+    reported_ago: int | None, status: str, is_told: bool
+) -> None:
+    reported_at = None if reported_ago is None else NOW - reported_ago * MINUTE
+    found = find(sight(watched({"actual_status": status}, {"reported_at": reported_at})))
+    assert ("silent" in codes(found)) is is_told
+    assert found.removals == ()
+
+
+@given(st.lists(st.sampled_from(["Pulling fs layer", "Downloading", "Extracting", ""]), min_size=40, max_size=40))
 def test_no_text_moves_a_deadline(messages: list[str]) -> None:
     """Control: who waits anew whenever the text changes waits for ever."""
     given_up: list[int] = []
@@ -307,7 +321,7 @@ def test_a_box_has_drained_when_it_is_idle_for_certain_or_its_time_is_over(
     each = watched(None, {"stage": Stage.DRAINING, "drain_by": NOW + MINUTE} | ledger)
     found = find(sight(each, demand=work(running=running)))
     assert bool(found.removals) is goes
-    assert found.news == ()
+    assert "drained" not in [finding.code for finding in found.news]
 
 
 def test_a_list_that_is_unknown_gives_no_box_up() -> None:

@@ -157,10 +157,11 @@ class Rented:
         offer = next(each for each in self.market.offers() if each.rentable)
         return self.market.rent(offer.lot.ask_id, Order(image=IMAGE, label=label, bid_usd_per_hour=bid))
 
-    def orders(self, action: Removal) -> str:
+    def orders(self, action: Removal) -> None:
         """What a person says in the console."""
         with self.fleet.database.exclusive(self.fleet.fleet) as tx:
-            return actions.order(tx, self.fleet.fleet, action, who="console", now=self.fleet.time.now())
+            problem = actions.order(tx, self.fleet.fleet, action, who="ana", now=self.fleet.time.now())
+        assert problem is None
 
     def sets(self, statement: str, **values: Any) -> None:
         with self.fleet.database.transaction() as tx:

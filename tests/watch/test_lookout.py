@@ -119,6 +119,7 @@ async def test_silence_means_something_only_once_a_box_of_the_installation_has_e
     fleet: Rented, speaks: bool, survives: bool
 ) -> None:
     first, silent = await fleet.rents(2)
+    fleet.sets("UPDATE box SET hook_digest = key")
     if speaks:
         await fleet.looks()
         fleet.sets("UPDATE box SET reported_at = :at WHERE vast_id = :id", at=fleet.fleet.time.now(), id=first.id)

@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from fleet_agent.domain.actions import DestroyBox, DrainBox, RentBox
-from fleet_agent.domain.rules import Removal
 from tests.watch.rented import HOUR, MINUTE, Rented, rented
 
 
@@ -47,31 +46,29 @@ def order(fleet: Rented) -> dict[str, object]:
 )
 async def test_no_brake_holds_back_what_a_person_orders(fleet: Rented, change: str) -> None:
     box, _ = await fleet.rents_and_runs(2)
-    key = fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
     fleet.sets(change)
 
     await fleet.looks()
 
     assert not fleet.lives(box)
-    assert (order(fleet)["key"], order(fleet)["status"], order(fleet)["box_key"]) == (
-        key,
-        "done",
-        fleet.box(box)["key"],
-    )
+    assert (order(fleet)["status"], order(fleet)["sentence"]) == ("done", "Ordered by ana.")
     await fleet.keeps_looking(6 * MINUTE)
     assert fleet.events() == []
 
 
 async def test_ownership_is_not_ordered_away(fleet: Rented) -> None:
-    """Control: nothing but the number differs from the order that was carried out."""
-    await fleet.rents(1)
-    stranger = fleet.rents_past_the_ledger("somebody else's")
-    fleet.orders(DestroyBox(id=stranger.id, reason="I want it so"))
+    """The ledger knows the number, but the list says that it is somebody else's. Control: no such label."""
+    box, other = await fleet.rents_and_runs(2)
+    fleet.market.set_label(box.id, "fa/zzzzzz/main/r1-s1-c1-aaaa")
+    for each in (box, other):
+        fleet.orders(DestroyBox(id=each.id, reason="I want it so"))
 
     await fleet.looks()
 
-    assert fleet.lives(stranger)
-    assert (order(fleet)["status"], order(fleet)["code"]) == ("refused", "not_ours")
+    assert (fleet.lives(box), fleet.lives(other)) == (True, False)
+    ordered = [(row["status"], row["code"]) for row in fleet.rows("action") if row["actor"] == "operator"]
+    assert ordered == [("refused", "not_ours"), ("done", "operator")]
 
 
 async def test_a_box_that_is_drained_by_order_goes_when_it_is_idle(fleet: Rented) -> None:
@@ -86,15 +83,16 @@ async def test_a_box_that_is_drained_by_order_goes_when_it_is_idle(fleet: Rented
     assert not fleet.lives(box)
 
 
-async def test_two_orders_about_one_box_are_one_destruction(fleet: Rented) -> None:
+async def test_to_destroy_overtakes_to_drain(fleet: Rented) -> None:
     box, _ = await fleet.rents_and_runs(2)
-    for _ in range(2):
-        fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+    fleet.orders(DrainBox(id=box.id, reason="I want it so"))
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
 
     await fleet.looks()
 
-    ordered = [(row["status"], row["code"]) for row in fleet.rows("action") if row["actor"] == "operator"]
-    assert ordered == [("done", "operator"), ("refused", "already_destroying")]
+    ordered = [(row["tool"], row["status"]) for row in fleet.rows("action") if row["actor"] == "operator"]
+    assert ordered == [("drain_box", "refused"), ("destroy_box", "done")]
+    assert not fleet.lives(box)
 
 
 async def test_an_order_waits_while_ownership_cannot_be_seen(fleet: Rented) -> None:
@@ -109,9 +107,9 @@ async def test_an_order_waits_while_ownership_cannot_be_seen(fleet: Rented) -> N
     assert (waiting, order(fleet)["status"]) == ("intended", "done")
 
 
-@pytest.mark.parametrize("removal", [DestroyBox(id=1, reason="I want it so"), DrainBox(id=1, reason="I want it so")])
-async def test_an_order_brings_the_next_look_forward_and_is_tried_once_in_it(fleet: Rented, removal: Removal) -> None:
+async def test_an_order_brings_the_next_look_forward_and_is_tried_once_in_it(fleet: Rented) -> None:
     """Control: without one the watch waits its minute."""
+    box, _ = await fleet.rents_and_runs(2)
     look, looks, breaths = fleet.watch.look, itertools.count(), itertools.count(1)
     half_a_minute, almost_two = asyncio.Event(), asyncio.Event()
     looked = 0
@@ -135,7 +133,7 @@ async def test_an_order_brings_the_next_look_forward_and_is_tried_once_in_it(fle
     keeping = asyncio.create_task(fleet.watch.keep_looking(MINUTE, sleep))
     await half_a_minute.wait()
     before = looked
-    fleet.orders(removal)
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
     await almost_two.wait()
     keeping.cancel()
 
