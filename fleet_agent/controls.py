@@ -7,6 +7,7 @@ everything else is dead.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -223,6 +224,55 @@ def protect_box(desk: Desk, vast_id: int, on: bool) -> None:
         problem = steering.protect(tx, desk.fleet, vast_id, on, who=desk.who, now=desk.clock.now())
     if problem is not None:
         raise FixSetup(problem, SEE_BOXES)
+
+
+# --- the orderly end -------------------------------------------------------------------------------------------------
+
+ORDERED_AGAIN_AFTER = 60
+"""Seconds, real, after which a box that does not go is ordered to drain once more: nothing may have come of it."""
+
+LOOK_AT_DRAINS = 2
+
+
+async def drain_all(desk: Desk, *, sleep: Callable[[float], Awaitable[None]], tell: Callable[[str], None]) -> None:
+    """Have the watch drain every box that is not protected, also one that is still on its way, until none is left.
+
+    To be called when nobody rents any more. What may work later is tried again.
+    """
+    told, since_orders = "", ORDERED_AGAIN_AFTER
+    while True:
+        try:
+            if since_orders >= ORDERED_AGAIN_AFTER:
+                await asyncio.to_thread(_order_drains, desk)
+                since_orders = 0
+            left = await asyncio.to_thread(_left_to_drain, desk)
+        except TryLater as error:
+            left = f"{error.cause}; trying again"
+        if left != told:
+            tell(left or f"No box of fleet {desk.fleet} is left but protected ones.")
+            told = left
+        if not left:
+            return
+        await sleep(LOOK_AT_DRAINS)
+        since_orders += LOOK_AT_DRAINS
+
+
+def _order_drains(desk: Desk) -> None:
+    """What drains already, or is ordered to, refuses another order, and that is well."""
+    with desk.database.exclusive(desk.fleet) as tx:
+        for box in ledger.boxes(tx, desk.fleet):
+            if not box.protected and box.vast_id is not None:
+                action = DrainBox(id=box.vast_id, reason=f"ordered by {desk.who}")
+                actions.order(tx, desk.fleet, action, who=desk.who, now=desk.clock.now())
+
+
+def _left_to_drain(desk: Desk) -> str:
+    """In words; empty where nothing is."""
+    with desk.database.transaction() as tx:
+        going = [box for box in ledger.boxes(tx, desk.fleet) if not box.protected]
+        in_flight, _ = ledger.in_flight(tx, desk.fleet)
+    words = [f"{box.vast_id} {box.stage}" for box in going] + ([f"{in_flight} in flight"] if in_flight else [])
+    return f"Still to go: {', '.join(words)}." if words else ""
 
 
 # --- what waits for a word -------------------------------------------------------------------------------------------

@@ -192,11 +192,12 @@ async def _look(talk: Talk) -> View:
     standing = await talk.ports.journal.standing(talk.run)
     observation = await observe(talk.run, talk.ports)
     settled = await settle(talk.run, talk.ports, standing, observation)
-    if settled.carried_out:
-        talk.answers += settled.carried_out
-        standing = await talk.ports.journal.standing(talk.run)
-        observation = await observe(talk.run, talk.ports)
-    return View(standing, observation, settled.open, settled.carried_out)
+    if not settled.carried_out:
+        return View(standing, observation, settled.open)
+    talk.answers += settled.carried_out
+    standing = await talk.ports.journal.standing(talk.run)
+    observation = await observe(talk.run, talk.ports)
+    return View(standing, observation, await talk.ports.journal.unsettled(talk.run), settled.carried_out)
 
 
 async def _go_back_to(talk: Talk) -> Progress:
@@ -205,7 +206,8 @@ async def _go_back_to(talk: Talk) -> Progress:
     talk.turn, talk.step, talk.usage = at_hand.turn, at_hand.step, at_hand.usage
     talk.claimed, talk.unshown, talk.unseen = at_hand.claimed, at_hand.unshown(), at_hand.unseen()
     talk.steps = list(at_hand.said)
-    talk.answers = [f"{call.name}: {result}" for call, result in at_hand.results() if call.name in EFFECT_NAMES]
+    told = [f"{call.name}: {result}" for call, result in at_hand.results() if call.name in EFFECT_NAMES]
+    talk.answers = [*told, *talk.answers]
     talk.guard = Guard.after([message for message in talk.steps if message.turn == talk.turn])
     return at_hand
 
@@ -261,7 +263,8 @@ async def _pick_up(talk: Talk, view: View, at_hand: Progress) -> Closing | None:
     reply = at_hand.reply_at_hand()
     closing = await _follow(talk, view, reply, at_hand.ruled) if reply else None
     if closing is None:
-        await _say(talk, resumed_block(view.observation, view.unsettled, talk.ports.clock.now()))
+        now = talk.ports.clock.now()
+        await _say(talk, resumed_block(view.observation, view.unsettled, now, carried_out=view.carried_out))
     return closing
 
 

@@ -70,6 +70,7 @@ class OfferQuery(Frozen):
 
     policy: Policy
     gpu_name: str | None = None
+    num_gpus: int | None = None
     offer_id: int | None = None
     limit: int = 20
     banned: frozenset[int] = frozenset()

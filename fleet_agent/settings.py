@@ -337,6 +337,7 @@ def simulated(*, vast_url: str, model_url: str) -> dict[str, Any]:
         "vast_url": vast_url,
         "vast_api_key": SecretStr("simulated"),
         "box_env": {},
+        "hooks_public_url": None,  # the tree of a demo has an address of its own
         "model_url": model_url,
         "model_name": "simulated-operator",
         "model_api_key": None,

@@ -123,6 +123,7 @@ def all_set() -> Settings:
         prefect_database_url=SecretStr(f"postgresql://me:{SECRET}-2@db/prefect"),
         work_pool="fleet-agent-process",
         hooks_bind="[::1]:8301",
+        hooks_public_url="https://fleet.example.net",
         vast_url="http://vast.example",
         vast_api_key=SecretStr(f"{SECRET}-3"),
         box_env={"TOKEN": SecretStr(f"{SECRET}-4")},

@@ -30,11 +30,15 @@ def demo(
 
 
 @verbs.command()
-def up() -> None:
+def up(
+    drain: Annotated[
+        bool, typer.Option("--drain", help="on Ctrl-C let every box finish and go first; once more ends at once")
+    ] = False,
+) -> None:
     """Run the agent for real, until Ctrl-C: database, Prefect server, hooks, worker and watch in one process tree."""
     from fleet_agent.foreground import run_up
 
-    raise typer.Exit(asyncio.run(run_up(load_settings(), tell=tell)))
+    raise typer.Exit(asyncio.run(run_up(load_settings(), drain=drain, tell=tell)))
 
 
 @verbs.command()

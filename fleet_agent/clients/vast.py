@@ -368,6 +368,8 @@ def _search(query: OfferQuery) -> dict[str, Any]:
         wanted["verified"] = {"eq": True}
     if floors.whole_machine:
         wanted["gpu_frac"] = {"gte": 1}
+    if query.num_gpus is not None:
+        wanted["num_gpus"] = {"eq": query.num_gpus}
     if query.offer_id is not None:
         wanted["id"] = {"eq": query.offer_id}
     return wanted
@@ -612,6 +614,7 @@ def _cheapest_per_machine(offers: list[Offer], query: OfferQuery) -> Offers:
 def _answers(offer: Offer, query: OfferQuery) -> bool:
     return (
         query.gpu_name in (None, offer.gpu_name)
+        and query.num_gpus in (None, offer.num_gpus)
         and query.offer_id in (None, offer.id)
         and offer.disk_gb >= query.policy.launch.disk_gb
     )

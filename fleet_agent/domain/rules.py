@@ -245,8 +245,8 @@ def host_is_not_banned(action: RentBox, situation: Situation) -> Objection | Non
     offer = situation.offer(action.offer_id)
     ban = next((ban for ban in situation.bans if offer and ban.machine_id == offer.machine_id), None)
     if ban is not None and ban.expires_at > situation.now:
-        until = f"{ban.expires_at:%Y-%m-%d %H:%M} UTC"
-        return "host_banned", f"Machine {ban.machine_id} is banned until {until}: {ban.reason}."
+        # Without its reason, which may be words of a run that strangers led.
+        return "host_banned", f"Machine {ban.machine_id} is banned until {ban.expires_at:%Y-%m-%d %H:%M} UTC."
     return None
 
 

@@ -20,7 +20,7 @@ from fleet_agent.domain.ledger import Deed, Ruled
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Mode
 from fleet_agent.domain.taint import Taint
-from fleet_agent.domain.triggers import Event, Kind, Trigger
+from fleet_agent.domain.triggers import Event, Kind, Priority, Trigger
 from fleet_agent.domain.values import Frozen
 from fleet_agent.domain.verdict import Verdict
 from fleet_agent.domain.wakes import Wake
@@ -97,8 +97,10 @@ class Meanwhile(Frozen):
 
 
 def reason_of(claimed: Claimed) -> str:
-    """Why a run happens, in a few words: a person's words, then the most urgent event, then a wake; else empty."""
-    events = sorted(claimed.events, key=lambda event: (event.kind is not Kind.MESSAGE, event.priority, event.id))
+    """Why a run happens, in a few words: a person's words, then the most urgent event, then a wake; else empty. What is
+    routine is no reason."""
+    events = [event for event in claimed.events if event.priority is not Priority.ROUTINE]
+    events.sort(key=lambda event: (event.kind is not Kind.MESSAGE, event.priority, event.id))
     reasons = [event.text.strip() or event.kind.value.replace("_", " ") for event in events]
     return first_of([*reasons, *(wake.reason for wake in claimed.wakes)])
 
@@ -253,6 +255,10 @@ class Standing(Frozen):
     bans: tuple[Ban, ...] = ()
     """In force, newest first."""
     benchmarks: tuple[Benchmark, ...] = ()
+    scale_out_paused: bool = False
+    scale_in_paused: bool = False
+    rent_breaker: str = ""
+    """Why renting pauses by itself until a person closes the breaker; empty where it does not."""
 
 
 class Usage(Frozen):

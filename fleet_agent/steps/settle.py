@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from fleet_agent.domain.actions import Effect, RentBox
 from fleet_agent.domain.hosts import machines_of
 from fleet_agent.domain.ledger import Listing, Unsettled
-from fleet_agent.domain.observation import Observation
+from fleet_agent.domain.observation import Observation, Unknown
 from fleet_agent.domain.run import Approved, Run, Standing
+from fleet_agent.domain.show import one_line
 from fleet_agent.errors import TryLater
 from fleet_agent.ports import OfferQuery, Ports
 from fleet_agent.steps.act import act, hands_of
@@ -42,26 +43,30 @@ async def settle(run: Run, ports: Ports, standing: Standing, seen: Observation) 
 
 
 async def _carry_out(run: Run, ports: Ports, standing: Standing, seen: Observation, approved: Approved) -> str | None:
-    """What became of it; None where it has to wait, because the market could not be asked."""
+    """What became of it; None where it has to wait, because not everything could be seen that its rules look at."""
+    if isinstance(seen.inventory, Unknown) or isinstance(seen.demand, Unknown):
+        return None
     try:
-        action, listing = await _within_the_bound(ports, standing, approved)
+        action, listing = await within_the_bound(ports, standing, approved)
     except TryLater:
         return None
     ruled = await ports.journal.carry_out_approved(run, approved.key, action, observation=seen, listing=listing)
     result = await act(hands_of(run, ports, standing), action, ruled)
-    return f"{action.name} {approved.key}, approved by the operator: {result.sentence}"
+    return f"{action.name} {approved.key}: {one_line(result.sentence)}"
 
 
-async def _within_the_bound(ports: Ports, standing: Standing, approved: Approved) -> tuple[Effect, Listing]:
+async def within_the_bound(ports: Ports, standing: Standing, approved: Approved) -> tuple[Effect, Listing]:
     """The very offer that was asked about where it is still there and no dearer, else the cheapest of its kind."""
     if not isinstance(approved.action, RentBox):
         return approved.action, Listing()
     grant = approved.grant
-    banned = machines_of(standing.bans)
-    found = await ports.market.offers(OfferQuery(policy=standing.policy, gpu_name=grant.gpu_name, banned=banned))
-    fitting = [
-        offer for offer in found if offer.num_gpus == grant.num_gpus and offer.usd_per_hour <= grant.max_usd_per_hour
-    ]
+    alike = OfferQuery(
+        policy=standing.policy,
+        gpu_name=grant.gpu_name,
+        num_gpus=grant.num_gpus,
+        banned=machines_of(standing.bans),
+    )
+    fitting = [offer for offer in await ports.market.offers(alike) if offer.usd_per_hour <= grant.max_usd_per_hour]
     same = [offer for offer in fitting if offer.id == approved.action.offer_id]
     chosen = (same or fitting)[:1]
     if not chosen:

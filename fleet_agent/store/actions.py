@@ -21,7 +21,7 @@ from typing import Final, cast
 
 from sqlalchemy import Select, update
 from sqlalchemy.orm import Session
-from sqlmodel import and_, col, select
+from sqlmodel import and_, col, or_, select
 
 from fleet_agent.domain.actions import TOOLS, DestroyBox, DrainBox, Effect, RentBox
 from fleet_agent.domain.approvals import Grant, bound_of
@@ -209,7 +209,21 @@ def expire_approvals(tx: Session, fleet: str, *, now: datetime) -> None:
 
 
 def approved(tx: Session, fleet: str) -> tuple[Approved, ...]:
-    """What a person has approved and nobody has carried out yet, oldest first."""
+    """What a person has approved and nobody has carried out yet, oldest first.
+
+    With what is intended already: no intent outlives its run, so an attempt of this one was interrupted before it was
+    sent.
+    """
+    rows = tx.scalars(
+        select(Action)
+        .where(
+            Action.fleet == fleet,
+            # As two conditions, each of which has an index: a list of both has none.
+            or_(Action.status == ActionStatus.AWAITING_APPROVAL, Action.status == ActionStatus.INTENDED),
+            col(Action.approved_at).is_not(None),
+        )
+        .order_by(col(Action.id))
+    )
     return tuple(
         Approved(
             key=row.key,
@@ -217,7 +231,7 @@ def approved(tx: Session, fleet: str) -> tuple[Approved, ...]:
             offer=None if row.offer is None else Offer.model_validate(row.offer),
             grant=Grant.model_validate(row.grant),
         )
-        for row in tx.scalars(_awaiting(fleet).where(col(Action.approved_at).is_not(None)))
+        for row in rows
     )
 
 
@@ -226,9 +240,13 @@ def carry_out_approved(
 ) -> Ruled:
     """Judge an approved action anew, by every rule and within its bound; its row becomes the intent, or is refused.
 
-    `action` is what lies within the bound now: a rent may name another offer than was asked about. Used once.
+    `action` is what lies within the bound now: a rent may name another offer than was asked about. Used once. An intent
+    that was interrupted before it was sent is judged anew as well, for time has passed.
     """
     row = action_of(tx, key)
+    if row.status == ActionStatus.INTENDED and row.approved_at is not None:
+        row.status, row.reserved_usd_per_hour = ActionStatus.AWAITING_APPROVAL.value, Decimal(0)
+        tx.flush()  # else it would stand in its own way
     if row.status != ActionStatus.AWAITING_APPROVAL or row.approved_at is None:
         return ruled(row, session.policy(tx, run.fleet))
     asker = Asker(fleet=run.fleet, actor=Actor(row.actor), run=run, grant=Grant.model_validate(row.grant))
@@ -250,7 +268,7 @@ def carry_out_approved(
 # --- a person's orders -----------------------------------------------------------------------------------------------
 
 
-def order(tx: Session, fleet: str, action: DrainBox | DestroyBox, *, who: str, now: datetime) -> str | None:
+def order(tx: Session, fleet: str, action: Removal, *, who: str, now: datetime) -> str | None:
     """Have the watch carry out what a person wants, at once; the problem in a sentence where it cannot be ordered."""
     box = ledger.live_box(tx, fleet, action.id)
     if box is None:
@@ -264,7 +282,7 @@ def order(tx: Session, fleet: str, action: DrainBox | DestroyBox, *, who: str, n
     return None
 
 
-def _is_ordered(tx: Session, box: tables.Box, action: DrainBox | DestroyBox) -> bool:
+def _is_ordered(tx: Session, box: tables.Box, action: Removal) -> bool:
     """Whether a person wants the same already, and nobody has seen the end of it."""
     orders = select(Action.id).where(
         Action.box_key == box.key,
@@ -273,35 +291,6 @@ def _is_ordered(tx: Session, box: tables.Box, action: DrainBox | DestroyBox) -> 
         col(Action.status).in_((ActionStatus.INTENDED, ActionStatus.SENT, ActionStatus.UNKNOWN)),
     )
     return tx.execute(select(orders.exists())).scalar_one()
-
-
-def order_destroy(tx: Session, fleet: str, vast_id: int, *, who: str = "a person", now: datetime) -> str:
-    """The order of the emergency stop, which no brake holds back and whoever gave it carries out himself: stored as
-    sent; returns its key. To be called after a look that showed the box to be ours.
-    """
-    box = ledger.live_box(tx, fleet, vast_id)
-    row = _order(fleet, DestroyBox(id=vast_id, reason="emergency stop"), box, who, now)
-    row.status, row.sent_at = ActionStatus.SENT.value, real_now(tx)
-    tx.add(row)
-    if box is not None:
-        ledger.enter(box, Stage.DESTROYING, now)
-    return row.key
-
-
-def _order(fleet: str, action: DrainBox | DestroyBox, box: tables.Box | None, who: str, now: datetime) -> Action:
-    return Action(
-        fleet=fleet,
-        key=f"{Actor.OPERATOR.value}{action.id}-{_random_suffix()}",
-        actor=Actor.OPERATOR.value,
-        tool=action.name,
-        arguments=action.model_dump(mode="json"),
-        box_key=box and box.key,
-        created_at=now,
-        ruling=Decision.ALLOW.value,
-        code=Actor.OPERATOR.value,
-        sentence=f"Ordered by {who}.",
-        status=ActionStatus.INTENDED.value,
-    )
 
 
 def orders(tx: Session) -> tuple[Order, ...]:
@@ -326,13 +315,44 @@ def judge_order(tx: Session, order: Order, *, observation: Observation, now: dat
     row = action_of(tx, order.key)
     if row.status == ActionStatus.INTENDED:
         asker = Asker(fleet=order.fleet, actor=Actor.OPERATOR)
-        situation = situation_of(tx, asker, observation, Listing(), now=now, besides=row.key)
+        situation = situation_of(tx, asker, observation, Listing(), now=now)
         ruling = judge(order.action, situation)
-        if ruling.decision is not Decision.ALLOW:
+        if ruling.decision is Decision.ALLOW:
+            row.box_key = _box_key(order.action, row.key, situation)
+        else:
             row.ruling, row.code, row.sentence = ruling.decision.value, ruling.code, ruling.sentence
             row.status, row.settled_at = ActionStatus.REFUSED.value, now
         tx.flush()
     return ruled(row, session.policy(tx, order.fleet))
+
+
+def order_destroy(tx: Session, fleet: str, vast_id: int, *, who: str = "a person", now: datetime) -> str:
+    """The order of the emergency stop, which no brake holds back and whoever gave it carries out himself: stored as
+    sent; returns its key. To be called after a look that showed the box to be ours.
+    """
+    box = ledger.live_box(tx, fleet, vast_id)
+    row = _order(fleet, DestroyBox(id=vast_id, reason="emergency stop"), box, who, now)
+    row.status, row.sent_at = ActionStatus.SENT.value, real_now(tx)
+    tx.add(row)
+    if box is not None:
+        ledger.enter(box, Stage.DESTROYING, now)
+    return row.key
+
+
+def _order(fleet: str, action: Removal, box: tables.Box | None, who: str, now: datetime) -> Action:
+    return Action(
+        fleet=fleet,
+        key=f"{Actor.OPERATOR.value}{action.id}-{_random_suffix()}",
+        actor=Actor.OPERATOR.value,
+        tool=action.name,
+        arguments=action.model_dump(mode="json"),
+        box_key=box and box.key,
+        created_at=now,
+        ruling=Decision.ALLOW.value,
+        code=Actor.OPERATOR.value,
+        sentence=f"Ordered by {who}.",
+        status=ActionStatus.INTENDED.value,
+    )
 
 
 # --- last thing before the call --------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
-from sqlalchemy import ColumnElement, func
+from sqlalchemy import ColumnElement, func, update
 from sqlalchemy.orm import Session
 from sqlmodel import and_, col, or_, select
 
-from fleet_agent.domain.actions import RentBox
+from fleet_agent.domain.actions import DestroyBox, DrainBox, RentBox
 from fleet_agent.domain.fleet import Box, Stage
 from fleet_agent.domain.ledger import ActionStatus, Deed, Unsettled
 from fleet_agent.domain.policy import Policy
@@ -64,13 +64,26 @@ def gone(box: tables.Box, because: str, now: datetime) -> None:
 
 
 def unknown_to_provider(tx: Session, fleet: str, vast_id: int, *, now: datetime) -> None:
-    """The provider answered a destroy that it knows no such box: that is more than an absence from a list."""
+    """The provider answered a destroy that it knows no such box: that is more than an absence from a list.
+
+    With the box ends every call to be rid of it, be it of somebody who died before he heard of it: no look will tell.
+    """
+    because = "the provider knows no such box"
     for box in tx.scalars(
         select(tables.Box).where(
             tables.Box.fleet == fleet, tables.Box.vast_id == vast_id, tables.Box.stage != Stage.GONE
         )
     ):
-        gone(box, "the provider knows no such box", now)
+        gone(box, because, now)
+        tx.execute(
+            update(Action)
+            .where(
+                col(Action.box_key) == box.key,
+                col(Action.tool).in_((DrainBox.name, DestroyBox.name)),
+                col(Action.status).in_((ActionStatus.SENT, ActionStatus.UNKNOWN)),
+            )
+            .values(status=ActionStatus.DONE, outcome=because, settled_at=now)
+        )
 
 
 def back(box: tables.Box, now: datetime) -> None:

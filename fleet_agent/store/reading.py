@@ -48,6 +48,9 @@ def standing(tx: Session, fleet: str, *, epoch: int, now: datetime) -> Standing:
         last_review_at=state.last_review_at,
         bans=bans(tx, fleet, now=now),
         benchmarks=benchmarks(tx, fleet),
+        scale_out_paused=state.scale_out_paused,
+        scale_in_paused=state.scale_in_paused,
+        rent_breaker=state.rent_breaker,
     )
 
 

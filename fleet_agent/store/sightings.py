@@ -25,7 +25,7 @@ from typing import Final
 from sqlalchemy.orm import Session
 from sqlmodel import col, or_, select
 
-from fleet_agent.domain.actions import DestroyBox, Effect, RentBox
+from fleet_agent.domain.actions import DestroyBox, DrainBox, Effect, RentBox
 from fleet_agent.domain.box_reports import WAY
 from fleet_agent.domain.fleet import Instance, Inventory, Stage, ours, parse_label
 from fleet_agent.domain.ledger import ActionStatus
@@ -50,6 +50,7 @@ def record_sighting(tx: Session, fleet: str, inventory: Inventory, *, now: datet
     found |= unlabelled.claim_or_ask(tx, fleet, inventory.instances, found, now=now)
     look = _Look(now=now, real_now=real_now(tx), actions=_actions_about(tx, boxes))
     for box in boxes:
+        look.settle(box, DrainBox, ActionStatus.DONE, "the box is to take no more work")  # `sent` said it already
         if _is_newer(box.looked_at, inventory, now):
             continue
         if box.key in found:

@@ -57,10 +57,7 @@ class Asker:
     grant: Grant | None = None
 
 
-def situation_of(
-    tx: Session, asker: Asker, observation: Observation, listing: Listing, *, now: datetime, besides: str = ""
-) -> Situation:
-    """`besides`: the key of an intent that is being judged itself, and speaks against nothing."""
+def situation_of(tx: Session, asker: Asker, observation: Observation, listing: Listing, *, now: datetime) -> Situation:
     fleet = asker.fleet
     state = session.state(tx, fleet)
     in_flight_count, in_flight_usd_per_hour = ledger.in_flight(tx, fleet)
@@ -79,7 +76,7 @@ def situation_of(
         inventory=observation.inventory,
         demand=observation.demand,
         account=observation.account,
-        boxes=_boxes(tx, fleet, besides),
+        boxes=_boxes(tx, fleet, asker.actor),
         in_flight_count=in_flight_count,
         in_flight_usd_per_hour=in_flight_usd_per_hour,
         listing=listing.offers,
@@ -102,16 +99,16 @@ def _lately(tx: Session, duration: timedelta) -> datetime:
     return real_now(tx) - duration / installation(tx).clock_speed
 
 
-def _boxes(tx: Session, fleet: str, besides: str) -> tuple[Box, ...]:
-    """With what is intended counted as done: two removals of one reply must not be about one box."""
+def _boxes(tx: Session, fleet: str, actor: Actor) -> tuple[Box, ...]:
+    """With what is intended counted as done: two removals of one reply must not be about one box. But a person's order
+    is an intent before it is judged, and must not stand in its own way."""
+    if actor is Actor.OPERATOR:
+        return ledger.boxes(tx, fleet)
     intended = {
         row.box_key: row.tool
         for row in tx.scalars(
             select(Action).where(
-                Action.fleet == fleet,
-                col(Action.tool).in_(_REMOVALS),
-                Action.status == ActionStatus.INTENDED,
-                Action.key != besides,
+                Action.fleet == fleet, col(Action.tool).in_(_REMOVALS), Action.status == ActionStatus.INTENDED
             )
         )
     }

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import text
 
 from fleet_agent import controls
 from fleet_agent.controls import Desk
@@ -198,3 +199,70 @@ def test_what_expired_meanwhile_or_never_was_cannot_be_answered(asked: tuple[Fle
 
     assert waiting(fleet) == []
     assert fleet.action(key)["status"] == "expired"
+
+
+# --- the orderly end --------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """What happens between two looks of who waits for the drains: one thing after the other, then nothing more."""
+
+    def __init__(self, *happens: Callable[[], None]) -> None:
+        self._happens = list(happens)
+        self.slept = 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        if self._happens:
+            self._happens.pop(0)()
+        assert self.slept < 1000, "nobody ends it"
+
+
+def gone(fleet: Fleet, vast_id: int) -> Callable[[], None]:
+    def happens() -> None:
+        with fleet.database.exclusive(fleet.name) as tx:
+            ledger.unknown_to_provider(tx, fleet.name, vast_id, now=fleet.clock.now())
+
+    return happens
+
+
+async def test_every_box_is_ordered_to_drain_and_the_end_waits_until_none_is_left(rented: Fleet) -> None:
+    said: list[str] = []
+    watch = Watch(lambda: None, gone(rented, 101))
+    await controls.drain_all(desk_of(rented), sleep=watch.sleep, tell=said.append)
+
+    assert orders(rented) == [("drain_box", "intended", "Ordered by ana.")]
+    assert said == ["Still to go: 101 rented.", "No box of fleet main is left but protected ones."]
+
+
+async def test_a_box_that_was_on_its_way_is_waited_for_and_drained_too(rented: Fleet) -> None:
+    run = await rented.open()
+    key = await rented.rent(run, offer_id=2)
+
+    def appears() -> None:
+        with rented.database.exclusive(rented.name) as tx:
+            actions.record_outcome(tx, key, ActionStatus.DONE, "rented", vast_id=102, now=rented.clock.now())
+
+    watch = Watch(gone(rented, 101), appears, *[lambda: None] * controls.ORDERED_AGAIN_AFTER, gone(rented, 102))
+    await controls.drain_all(desk_of(rented), sleep=watch.sleep, tell=lambda _: None)
+
+    assert [row["arguments"]["id"] for row in rented.rows("action") if row["actor"] == "operator"] == [101, 102]
+
+
+async def test_a_protected_box_keeps_nobody_waiting(rented: Fleet) -> None:
+    controls.protect_box(desk_of(rented), 101, True)
+    await controls.drain_all(desk_of(rented), sleep=Watch().sleep, tell=lambda _: None)
+
+    assert orders(rented) == []
+
+
+async def test_an_order_of_which_nothing_came_is_given_again_and_not_in_every_look(rented: Fleet) -> None:
+    def refused() -> None:
+        with rented.database.transaction() as tx:
+            tx.execute(text("UPDATE action SET status = 'refused' WHERE actor = 'operator'"))
+
+    looks = 3 * controls.ORDERED_AGAIN_AFTER // controls.LOOK_AT_DRAINS
+    watch = Watch(*[refused] * looks, gone(rented, 101))
+    await controls.drain_all(desk_of(rented), sleep=watch.sleep, tell=lambda _: None)
+
+    assert len(orders(rented)) == 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -24,6 +24,7 @@ from fleet_agent.sim.reporting import HOOK, report
 from fleet_agent.sim.scenarios import Scenario
 from tests.story.killing import Fuse, Killed, fused
 from tests.story.saying import says
+from tests.watch.rented import Rented
 from tests.world import Installation, installation
 
 A_LONG_PROOF = Scenario(
@@ -181,14 +182,23 @@ class KilledAtSent(Fuse):
 # --- a person's orders ------------------------------------------------------------------------------------------------
 
 
-async def test_an_order_of_a_person_waits_for_the_watch_as_a_row(story: Proving) -> None:
+@pytest.mark.parametrize(("order", "lost"), [(controls.drain_box, 0), (controls.destroy_box, 1)])
+async def test_a_box_that_a_person_has_drained_is_destroyed_once_it_is_idle(
+    story: Proving, order: Callable[[Desk, int], None], lost: int
+) -> None:
+    """The control is the order to destroy it, which ends the same box in the middle of its proof."""
     box = await story.until_a_box_proves()
-    desk = Desk(story.fleet.database, story.fleet.clock, "main", who="ana", place="here")
-    controls.drain_box(desk, box.id)
+    watch = Rented(story.fleet)
+    order(Desk(story.fleet.database, story.fleet.clock, "main", who="ana", place="here"), box.id)
+    done_in: list[str] = []
+    for _ in range(15):
+        await watch.looks_now()
+        await story.goes_on(timedelta(minutes=1))
+        done_in += [row["stage"] for row in story.fleet.boxes() if row["vast_id"] == box.id]
 
-    (order,) = [action for action in story.fleet.actions("drain_box") if action["actor"] == "operator"]
-    assert (order["status"], order["code"], order["sentence"]) == ("intended", "operator", "Ordered by ana.")
-    assert order["box_key"] == story.row(box)["key"]
+    assert box not in story.fleet.sim.market.instances()
+    assert story.fleet.sim.queue.lost() == lost
+    assert ("draining" in done_in) == (lost == 0)
 
 
 def digests(fleet: Installation) -> dict[int, str]:

@@ -122,7 +122,9 @@ async def moments(postgres: TemporaryPostgres, third: int) -> list[tuple[int, st
     return [(number, name) for number, name in calls if name not in ONLY_LOOK][third::3]
 
 
-ONLY_LOOK = {"standing", "inventory", "demand", "account", "offers", "boxes", "in_flight", "unsettled", "approved"}
+ONLY_LOOK = {
+    "standing", "inventory", "demand", "account", "offers", "bans", "boxes", "in_flight", "unsettled", "approved"
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("third", THIRDS)

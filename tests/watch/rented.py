@@ -79,14 +79,8 @@ class Rented:
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def passes(self, by: timedelta) -> None:
-        """Time, business and real: rows that are dated by the database's own clock are dated back."""
-        self.fleet.time.advance(by)
-        for change in (
-            "UPDATE run SET seen_at = seen_at - :by",
-            "UPDATE action SET sent_at = sent_at - :by",
-            "UPDATE box SET missed_since = missed_since - :by, busy_until = busy_until - :by",
-        ):
-            self.sets(change, by=by)
+        """Time, business and real."""
+        self.fleet.pass_time(by)
 
     async def looks(self, *, after: timedelta = MINUTE) -> Looked:
         """One look, so much later."""
@@ -157,11 +151,10 @@ class Rented:
         offer = next(each for each in self.market.offers() if each.rentable)
         return self.market.rent(offer.lot.ask_id, Order(image=IMAGE, label=label, bid_usd_per_hour=bid))
 
-    def orders(self, action: Removal) -> None:
-        """What a person says in the console."""
+    def orders(self, action: Removal) -> str | None:
+        """What a person says in the console; why it cannot be ordered, or None."""
         with self.fleet.database.exclusive(self.fleet.fleet) as tx:
-            problem = actions.order(tx, self.fleet.fleet, action, who="ana", now=self.fleet.time.now())
-        assert problem is None
+            return actions.order(tx, self.fleet.fleet, action, who="console", now=self.fleet.time.now())
 
     def sets(self, statement: str, **values: Any) -> None:
         with self.fleet.database.transaction() as tx:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from fleet_agent.domain.actions import DestroyBox, DrainBox, RentBox
+from fleet_agent.domain.rules import Removal
 from tests.watch.rented import HOUR, MINUTE, Rented, rented
 
 
@@ -52,23 +53,32 @@ async def test_no_brake_holds_back_what_a_person_orders(fleet: Rented, change: s
     await fleet.looks()
 
     assert not fleet.lives(box)
-    assert (order(fleet)["status"], order(fleet)["sentence"]) == ("done", "Ordered by ana.")
+    assert (order(fleet)["status"], order(fleet)["box_key"]) == ("done", fleet.box(box)["key"])
     await fleet.keeps_looking(6 * MINUTE)
     assert fleet.events() == []
 
 
-async def test_ownership_is_not_ordered_away(fleet: Rented) -> None:
-    """The ledger knows the number, but the list says that it is somebody else's. Control: no such label."""
-    box, other = await fleet.rents_and_runs(2)
-    fleet.market.set_label(box.id, "fa/zzzzzz/main/r1-s1-c1-aaaa")
-    for each in (box, other):
-        fleet.orders(DestroyBox(id=each.id, reason="I want it so"))
+async def test_a_stranger_is_not_ordered_away(fleet: Rented) -> None:
+    """Control: nothing but the number differs from the order that was carried out."""
+    await fleet.rents(1)
+    stranger = fleet.rents_past_the_ledger("somebody else's")
+
+    assert fleet.orders(DestroyBox(id=stranger.id, reason="I want it so")) == (
+        f"fleet main has no live box {stranger.id}"
+    )
+    await fleet.looks()
+    assert fleet.lives(stranger)
+
+
+async def test_ownership_is_looked_at_when_an_order_is_carried_out(fleet: Rented) -> None:
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+    fleet.market.set_label(box.id, "fa/other1/main/r1-s1-c1-aaaa")
 
     await fleet.looks()
 
-    assert (fleet.lives(box), fleet.lives(other)) == (True, False)
-    ordered = [(row["status"], row["code"]) for row in fleet.rows("action") if row["actor"] == "operator"]
-    assert ordered == [("refused", "not_ours"), ("done", "operator")]
+    assert fleet.lives(box)
+    assert (order(fleet)["status"], order(fleet)["code"]) == ("refused", "not_ours")
 
 
 async def test_a_box_that_is_drained_by_order_goes_when_it_is_idle(fleet: Rented) -> None:
@@ -83,16 +93,17 @@ async def test_a_box_that_is_drained_by_order_goes_when_it_is_idle(fleet: Rented
     assert not fleet.lives(box)
 
 
-async def test_to_destroy_overtakes_to_drain(fleet: Rented) -> None:
+async def test_two_orders_about_one_box_are_one_destruction(fleet: Rented) -> None:
+    """And an order to drain that came before one to destroy does not stand in its way."""
     box, _ = await fleet.rents_and_runs(2)
-    fleet.orders(DrainBox(id=box.id, reason="I want it so"))
-    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+    said = [fleet.orders(DrainBox(id=box.id, reason="I want it so"))]
+    said += [fleet.orders(DestroyBox(id=box.id, reason="I want it so")) for _ in range(2)]
 
     await fleet.looks()
 
     ordered = [(row["tool"], row["status"]) for row in fleet.rows("action") if row["actor"] == "operator"]
-    assert ordered == [("drain_box", "refused"), ("destroy_box", "done")]
-    assert not fleet.lives(box)
+    assert said == [None, None, f"destroy_box of box {box.id} is ordered already"]
+    assert ordered == [("drain_box", "done"), ("destroy_box", "done")]
 
 
 async def test_an_order_waits_while_ownership_cannot_be_seen(fleet: Rented) -> None:
@@ -107,7 +118,10 @@ async def test_an_order_waits_while_ownership_cannot_be_seen(fleet: Rented) -> N
     assert (waiting, order(fleet)["status"]) == ("intended", "done")
 
 
-async def test_an_order_brings_the_next_look_forward_and_is_tried_once_in_it(fleet: Rented) -> None:
+@pytest.mark.parametrize("removal", [DestroyBox, DrainBox])
+async def test_an_order_brings_the_next_look_forward_and_is_tried_once_in_it(
+    fleet: Rented, removal: type[Removal]
+) -> None:
     """Control: without one the watch waits its minute."""
     box, _ = await fleet.rents_and_runs(2)
     look, looks, breaths = fleet.watch.look, itertools.count(), itertools.count(1)
@@ -133,7 +147,7 @@ async def test_an_order_brings_the_next_look_forward_and_is_tried_once_in_it(fle
     keeping = asyncio.create_task(fleet.watch.keep_looking(MINUTE, sleep))
     await half_a_minute.wait()
     before = looked
-    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+    fleet.orders(removal(id=box.id, reason="I want it so"))
     await almost_two.wait()
     keeping.cancel()
 
