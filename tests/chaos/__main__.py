@@ -96,9 +96,7 @@ async def _tell(teller: Teller, asked: Asked) -> Tally:
 
 
 async def _cases(teller: Teller, asked: Asked) -> Sequence[Case]:
-    cases = [
-        case for name in asked.stories for fault in FAULTS for case in await teller.cases(STORIES[name], fault)
-    ]
+    cases = [case for name in asked.stories for fault in FAULTS for case in await teller.cases(STORIES[name], fault)]
     return list(_part(cases, asked))
 
 
@@ -114,9 +112,7 @@ async def _kills(teller: Teller, asked: Asked) -> Sequence[Case]:
 
 
 async def _controls(teller: Teller, asked: Asked) -> Sequence[Case]:
-    cases = [
-        case for fault in CONTROLS for case in await teller.cases(AGENT, fault) if case.what is What.KILLED
-    ]
+    cases = [case for fault in CONTROLS for case in await teller.cases(AGENT, fault) if case.what is What.KILLED]
     return list(_part(cases, asked))
 
 

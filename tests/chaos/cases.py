@@ -21,7 +21,6 @@ class What(StrEnum):
     SLEPT = "slept"
     """The process stands still for longer than the grace while others look, and goes on with the fence still its own."""
 
-
     LANDED = "landed"
     """A create that another process had sent arrives at the provider."""
 

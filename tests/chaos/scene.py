@@ -124,7 +124,9 @@ class Scene:
         self._listed.update(box.id for box, _ in self.fleet.door.ours() if box.id in listed)
         late = {number for number in listed if self._listed[number] >= MOST_LOOKS}
         unknown = sorted(late - self.recorded())
-        self.broken += [f"box {number} was listed {self._listed[number]} times and nobody knew it" for number in unknown]
+        self.broken += [
+            f"box {number} was listed {self._listed[number]} times and nobody knew it" for number in unknown
+        ]
 
     def recorded(self) -> set[int]:
         """The boxes that the ledger knows to live, or asks a person about."""

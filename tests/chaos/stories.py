@@ -94,9 +94,7 @@ def process(scene: Scene, fuse: Fuse, model: ScriptedModel) -> Ports:
 
 
 async def run_of_the_agent(ports: Ports, flow_run: str = FLOW_RUN, attempt: int = 1) -> None:
-    request = RunRequest(
-        fleet="main", trigger=Trigger.MANUAL, flow_run_id=flow_run, attempt=attempt, worker_id="test"
-    )
+    request = RunRequest(fleet="main", trigger=Trigger.MANUAL, flow_run_id=flow_run, attempt=attempt, worker_id="test")
     await run_cycle(request, ports)
 
 

@@ -294,7 +294,9 @@ class Siege:
     def _boxes_speak(self) -> None:
         """Every second one has a proof at hand."""
         with self.fleet.database.transaction() as tx:
-            said = "UPDATE box SET tasks = vast_id % 2, reported_at = :now WHERE stage <> 'gone' AND vast_id IS NOT NULL"
+            said = (
+                "UPDATE box SET tasks = vast_id % 2, reported_at = :now WHERE stage <> 'gone' AND vast_id IS NOT NULL"
+            )
             tx.execute(text(said), {"now": self.fleet.time.now()})
 
     def _does(self, person: Person) -> None:

@@ -24,7 +24,9 @@ from tests.world import installation
 
 WORDS = st.one_of(
     st.text(max_size=40),
-    st.sampled_from(["{", "[]", '{"offer_id": "1"}', '{"id": null}', '{"id": 1e400}', "\0\ud800", "x" * HUGE, "[" * 9_000]),
+    st.sampled_from(
+        ["{", "[]", '{"offer_id": "1"}', '{"id": null}', '{"id": 1e400}', "\0\ud800", "x" * HUGE, "[" * 9_000]
+    ),
 )
 WISHES = st.builds(
     Wish,
