@@ -19,7 +19,7 @@ class What(StrEnum):
     RETRIED = "retried"
     """The flow run is retried although its first attempt lives; that one wakes up when the retry has ended."""
     SLEPT = "slept"
-    """The process stands still for longer than the grace while others look, and goes on with the fence still its own."""
+    """The process stands still for longer than the grace while others look, and goes on, the fence still its own."""
 
     LANDED = "landed"
     """A create that another process had sent arrives at the provider."""
@@ -73,8 +73,8 @@ class Case:
 
 
 ONLY_LOOK = frozenset({
-    "standing", "inventory", "demand", "account", "offers", "boxes", "bans", "in_flight", "unsettled", "terms", "orders",
-    "fleets",
+    "standing", "inventory", "demand", "account", "offers", "boxes", "bans", "in_flight", "unsettled", "terms",
+    "orders", "fleets",
 })  # fmt: skip
 """Calls that leave nothing behind, here or at the provider: after one of them all is as before the next."""
 
