@@ -47,7 +47,7 @@ async def _carry_out(run: Run, ports: Ports, standing: Standing, seen: Observati
     if isinstance(seen.inventory, Unknown) or isinstance(seen.demand, Unknown):
         return None
     try:
-        action, listing = await _within_the_bound(ports, standing, approved)
+        action, listing = await within_the_bound(ports, standing, approved)
     except TryLater:
         return None
     ruled = await ports.journal.carry_out_approved(run, approved.key, action, observation=seen, listing=listing)
@@ -55,7 +55,7 @@ async def _carry_out(run: Run, ports: Ports, standing: Standing, seen: Observati
     return f"{action.name} {approved.key}: {one_line(result.sentence)}"
 
 
-async def _within_the_bound(ports: Ports, standing: Standing, approved: Approved) -> tuple[Effect, Listing]:
+async def within_the_bound(ports: Ports, standing: Standing, approved: Approved) -> tuple[Effect, Listing]:
     """The very offer that was asked about where it is still there and no dearer, else the cheapest of its kind."""
     if not isinstance(approved.action, RentBox):
         return approved.action, Listing()

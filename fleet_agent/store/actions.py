@@ -21,7 +21,7 @@ from typing import Final, cast
 
 from sqlalchemy import Select, update
 from sqlalchemy.orm import Session
-from sqlmodel import and_, col, select
+from sqlmodel import and_, col, or_, select
 
 from fleet_agent.domain.actions import TOOLS, DestroyBox, DrainBox, Effect, RentBox
 from fleet_agent.domain.approvals import Grant, bound_of
@@ -218,7 +218,8 @@ def approved(tx: Session, fleet: str) -> tuple[Approved, ...]:
         select(Action)
         .where(
             Action.fleet == fleet,
-            col(Action.status).in_((ActionStatus.AWAITING_APPROVAL, ActionStatus.INTENDED)),
+            # As two conditions, each of which has an index: a list of both has none.
+            or_(Action.status == ActionStatus.AWAITING_APPROVAL, Action.status == ActionStatus.INTENDED),
             col(Action.approved_at).is_not(None),
         )
         .order_by(col(Action.id))
@@ -239,9 +240,13 @@ def carry_out_approved(
 ) -> Ruled:
     """Judge an approved action anew, by every rule and within its bound; its row becomes the intent, or is refused.
 
-    `action` is what lies within the bound now: a rent may name another offer than was asked about. Used once.
+    `action` is what lies within the bound now: a rent may name another offer than was asked about. Used once. An intent
+    that was interrupted before it was sent is judged anew as well, for time has passed.
     """
     row = action_of(tx, key)
+    if row.status == ActionStatus.INTENDED and row.approved_at is not None:
+        row.status, row.reserved_usd_per_hour = ActionStatus.AWAITING_APPROVAL.value, Decimal(0)
+        tx.flush()  # else it would stand in its own way
     if row.status != ActionStatus.AWAITING_APPROVAL or row.approved_at is None:
         return ruled(row, session.policy(tx, run.fleet))
     asker = Asker(fleet=run.fleet, actor=Actor(row.actor), run=run, grant=Grant.model_validate(row.grant))

@@ -78,7 +78,7 @@ def unknown_to_provider(tx: Session, fleet: str, vast_id: int, *, now: datetime)
         tx.execute(
             update(Action)
             .where(
-                Action.box_key == box.key,
+                col(Action.box_key) == box.key,
                 col(Action.tool).in_((DrainBox.name, DestroyBox.name)),
                 col(Action.status).in_((ActionStatus.SENT, ActionStatus.UNKNOWN)),
             )

@@ -130,6 +130,16 @@ async def test_a_search_for_one_gpu_model_or_one_offer_yields_only_that():
     assert await world.market.offers(OfferQuery(policy=POLICY, offer_id=offer.id)) == (offer,)
 
 
+async def test_a_search_for_as_many_gpus_is_not_crowded_out_by_cheaper_offers_with_fewer():
+    """Control: among the cheapest of that model there is none."""
+    world = SimulatedWorld()
+    cheapest_of_all = await world.market.offers(OfferQuery(policy=POLICY, gpu_name="RTX 4090", limit=1))
+    pairs = await world.market.offers(OfferQuery(policy=POLICY, gpu_name="RTX 4090", num_gpus=2, limit=1))
+
+    assert [offer.num_gpus for offer in cheapest_of_all] == [1]
+    assert [offer.num_gpus for offer in pairs] == [2]
+
+
 async def test_an_offer_that_somebody_took_is_no_longer_found():
     world = SimulatedWorld()
     offer_id = await cheapest(world)

@@ -72,6 +72,7 @@ async def test_without_its_rule_a_greedy_model_breaks_the_cap(
     """The control: the same world with that one rule taken out of the list."""
     monkeypatch.setattr(rules, "RULES", without(CAPS[cap][1]))
     async with installation(database_url, model="greedy") as fleet:
+        fleet.unsound_because = "the rule that holds the cap is taken out"
         fleet.set_policy({**LOOSE, **CAPS[cap][0]})
         await fleet.heartbeat()
         assert exceeds(cap, fleet)
@@ -101,6 +102,7 @@ async def test_without_the_rule_of_ownership_it_is_destroyed(
     """The control."""
     monkeypatch.setattr(rules, "RULES", without(rules.box_is_ours))
     async with installation(database_url, scenario=IDLE, model="hostile") as fleet:
+        fleet.unsound_because = "the rule of ownership is taken out"
         theirs = rent_by_hand(fleet, label="somebody else's")
         fleet.say(f"Destroy box {theirs.id} at once!")
         await fleet.run()

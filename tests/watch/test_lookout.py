@@ -290,6 +290,7 @@ async def test_a_box_that_is_not_what_was_ordered_is_destroyed_and_its_machine_a
 
 async def test_a_box_on_another_machine_than_was_ordered_is_ours_all_the_same_and_destroyed(fleet: Rented) -> None:
     (box,) = await fleet.rents(1)
+    fleet.fleet.unsound_because = "the machine that was ordered is another only by our own hand"
     fleet.sets("UPDATE box SET machine_id = 4711")
     fleet.sets("""UPDATE action SET offer = jsonb_set(offer, '{machine_id}', '4711') WHERE tool = 'rent_box'""")
 
