@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 
+from fleet_agent.domain import rules
 from fleet_agent.domain.fleet import LABEL_PREFIX, Instance
 from fleet_agent.domain.triggers import Trigger
 from fleet_agent.lookout import Lookout
@@ -23,6 +24,7 @@ from fleet_agent.store.installation import found_installation
 from fleet_agent.store.watch import PostgresLogbook
 from tests.postgres import TemporaryPostgres
 from tests.soundness import rows, unsound
+from tests.without import without
 from tests.world import IMAGE, NOON, Installation, living_in, opened
 
 A_DAY = timedelta(hours=24)
@@ -37,21 +39,24 @@ WAVES = Scenario(
 
 @dataclass
 class Neighbours:
-    """Two installations, the watch of each, and the account that they share."""
+    """Two installations, and the account that they share."""
 
     sim: World
     time: ManualClock
     both: tuple[Installation, Installation]
-    watches: tuple[Lookout, Lookout]
 
     async def live(self, span: timedelta, *, heartbeat: timedelta) -> None:
         """A look and a heartbeat of each, so much apart."""
         for _ in range(span // heartbeat):
-            self.time.advance(heartbeat)
-            for fleet, watch in zip(self.both, self.watches, strict=True):
-                fleet.date_back(heartbeat)
-                await watch.look()
-                await fleet.run(Trigger.HEARTBEAT)
+            await self.beats(heartbeat, *self.both)
+
+    async def beats(self, heartbeat: timedelta, *fleets: Installation) -> None:
+        """… of these only."""
+        self.time.advance(heartbeat)
+        for fleet in fleets:
+            fleet.date_back(heartbeat)
+            await watch_of(fleet).look()
+            await fleet.run(Trigger.HEARTBEAT)
 
     def touched(self) -> list[str]:
         """What one has done to what is the other's, as the provider has it and as each ledger has it."""
@@ -76,7 +81,7 @@ async def neighbours(postgres: TemporaryPostgres) -> AsyncGenerator[Neighbours]:
             fleets.append(await stack.enter_async_context(living_in(sim, time, database)))
             fleets[-1].set_policy({"launch.image": IMAGE})
         one, other = fleets
-        yield Neighbours(sim, time, (one, other), (watch_of(one), watch_of(other)))
+        yield Neighbours(sim, time, (one, other))
 
 
 def watch_of(fleet: Installation) -> Lookout:
@@ -109,14 +114,18 @@ async def test_a_day_side_by_side_and_neither_touches_the_others_boxes(
 async def test_whoever_goes_by_the_prefix_alone_takes_the_others_for_its_own(
     postgres: TemporaryPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: a label of any fleet-agent is taken for ours."""
+    """The control: a label of any fleet-agent is taken for ours, at sight and by the rules."""
 
     def of_any_of_us(instance: Instance, *, installation: str, fleet: str) -> bool:
         return instance.label.startswith(f"{LABEL_PREFIX}/")
 
     monkeypatch.setattr(sightings, "ours", of_any_of_us)
+    monkeypatch.setattr(rules, "RULES", without(rules.box_is_ours))
     async with neighbours(postgres) as both:
-        await both.live(timedelta(hours=3), heartbeat=timedelta(minutes=30))
+        one, other = both.both
+        half_an_hour = timedelta(minutes=30)
+        await both.beats(half_an_hour, one)  # it rents
+        await both.beats(half_an_hour, other)  # the work is done: whoever thinks that these are his lets them go
         broken = both.touched()
         assert [sentence for sentence in broken if "is in the other's ledger" in sentence]
         assert [sentence for sentence in broken if "was to be destroyed" in sentence]
