@@ -132,8 +132,12 @@ class Installation:
         return await self.run(Trigger.HEARTBEAT)
 
     def pass_time(self, by: timedelta) -> None:
-        """Both clocks go on, and so does the database's own: what it measures in real time is dated back."""
+        """Both clocks go on, and so does the database's own."""
         self.time.advance(by)
+        self.date_back(by)
+
+    def date_back(self, by: timedelta) -> None:
+        """What the database measures by its own clock is as if so much time had passed since."""
         with self.database.transaction() as tx:
             for table, columns in REAL_TIMES.items():
                 dated_back = ", ".join(f"{column} = {column} - :by" for column in columns)

@@ -10,5 +10,5 @@ after. So a case has a name, and can be told again by it.
     telling.py   one case from its beginning to what must hold afterwards
     naive.py     the controls: what others do, and what becomes of it
     victim.py    a process that ends itself with SIGKILL; `killed.py` recovers what it leaves
-    __main__.py  `make chaos`: all cases, in several processes
+    shares.py    a part of all cases, for one process; `__main__.py` is `make chaos`: all of them, in several
 """

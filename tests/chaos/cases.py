@@ -73,8 +73,8 @@ class Case:
 
 
 ONLY_LOOK = frozenset({
-    "standing", "inventory", "demand", "account", "offers", "boxes", "bans", "in_flight", "unsettled", "terms", "orders",
-    "fleets",
+    "standing", "inventory", "demand", "account", "offers", "boxes", "bans", "in_flight", "unsettled", "terms",
+    "orders", "fleets",
 })  # fmt: skip
 """Calls that leave nothing behind, here or at the provider: after one of them all is as before the next."""
 

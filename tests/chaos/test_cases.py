@@ -4,7 +4,7 @@ turns. `make chaos` tells every combination."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -17,13 +17,11 @@ from tests.postgres import TemporaryPostgres
 
 pytestmark = pytest.mark.timeout(600)  # dozens of cases in one test, each with a database of its own
 
-TELLERS: dict[TemporaryPostgres, Teller] = {}
 
-
-@pytest.fixture
-async def teller(postgres: TemporaryPostgres) -> AsyncGenerator[Teller]:
+@pytest.fixture(scope="module")
+def teller(postgres: TemporaryPostgres) -> Teller:
     """One for all tests, whose beginnings are made once."""
-    yield TELLERS.setdefault(postgres, Teller(postgres))
+    return Teller(postgres)
 
 
 async def each_point_once(teller: Teller, story: Story) -> Sequence[Case]:

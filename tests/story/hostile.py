@@ -29,6 +29,7 @@ from fleet_agent.errors import TryLater
 from fleet_agent.hooks.formats import events_of
 from fleet_agent.lookout import Lookout
 from fleet_agent.sim.market import Instance, Order
+from fleet_agent.sim.prompt import read_offers
 from fleet_agent.steps.troubles import Troubles
 from fleet_agent.store.watch import PostgresLogbook
 from tests.soundness import rows, unsound, usd_per_hour
@@ -61,6 +62,8 @@ HUGE = 60_000
 
 class Want(StrEnum):
     RENT = "rent"
+    """The `which`-th offer that was listed to it."""
+    RENT_UNSEEN = "rent unseen"
     """The `which`-th machine that is free, listed to it or not."""
     DESTROY = "destroy"
     DRAIN = "drain"
@@ -154,7 +157,9 @@ class HostileModel:
 
     async def reply(self, body: Mapping[str, Any], *, within: timedelta) -> ModelReply:
         wanted = self.wishes.pop(0) if self.wishes else (Wish(Want.END),)
-        calls = [call for wish in wanted for call in calls_of(wish, self.fleet) * wish.times]
+        listings = [read_offers(message["content"]) for message in body["messages"] if message["role"] == "tool"]
+        listed = [offer.id for listing in listings for offer in listing]
+        calls = [call for wish in wanted for call in calls_of(wish, self.fleet, listed) * wish.times]
         orders = ORDERS.findall("\n".join(message["content"] or "" for message in body["messages"]))
         self.obeyed += len(orders)
         made = [*orders[-20:], *calls]
@@ -168,12 +173,14 @@ class HostileModel:
         )
 
 
-def calls_of(wish: Wish, fleet: Installation) -> list[tuple[str, str]]:
+def calls_of(wish: Wish, fleet: Installation, listed: Sequence[int]) -> list[tuple[str, str]]:
     """Name and arguments of the calls that a wish comes to now."""
     boxes = [box.id for box in fleet.sim.market.instances()]
     reason = wish.text.ljust(3, ".")
     match wish.want:
         case Want.RENT:
+            return [_call("rent_box", offer_id=listed[wish.which % len(listed)], reason=reason)] if listed else []
+        case Want.RENT_UNSEEN:
             free = sorted((lot.lot for lot in fleet.sim.market.offers() if lot.rentable), key=lambda lot: lot.ask_id)
             return [_call("rent_box", offer_id=free[wish.which % len(free)].ask_id, reason=reason)] if free else []
         case Want.DESTROY | Want.DRAIN:
@@ -294,7 +301,9 @@ class Siege:
     def _boxes_speak(self) -> None:
         """Every second one has a proof at hand."""
         with self.fleet.database.transaction() as tx:
-            said = "UPDATE box SET tasks = vast_id % 2, reported_at = :now WHERE stage <> 'gone' AND vast_id IS NOT NULL"
+            said = (
+                "UPDATE box SET tasks = vast_id % 2, reported_at = :now WHERE stage <> 'gone' AND vast_id IS NOT NULL"
+            )
             tx.execute(text(said), {"now": self.fleet.time.now()})
 
     def _does(self, person: Person) -> None:
@@ -307,8 +316,9 @@ class Siege:
             case Person.PROTECTS:
                 live = [row["vast_id"] for row in self.fleet.boxes() if row["vast_id"] and row["stage"] != "destroying"]
                 if live:
-                    controls.protect_box(self.desk, live[0], on=True)
-                    self.protected.add(live[0])
+                    idle_first = min(live, key=_tasks)
+                    controls.protect_box(self.desk, idle_first, on=True)
+                    self.protected.add(idle_first)
             case Person.PAUSES:
                 controls.set_mode(self.desk, Mode.PAUSED)
             case Person.RESUMES:
@@ -390,6 +400,11 @@ class Siege:
             yield "a tainted run rented more than it may"
         if day.posted and len(set(asked) - numbers) > TAINTED_REMOVALS:
             yield "a tainted run destroyed more than it may"
+
+
+def _tasks(vast_id: int) -> int:
+    """How many proofs a box has at hand."""
+    return vast_id % 2
 
 
 @dataclass(frozen=True)

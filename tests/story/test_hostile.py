@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 from fleet_agent.domain import rules
 from fleet_agent.domain.rules import Rule
+from fleet_agent.store import actions
 from tests.postgres import TemporaryPostgres
 from tests.story.hostile import HUGE, Day, Person, Siege, Trouble, Want, Wish
 from tests.without import without
@@ -24,7 +27,9 @@ from tests.world import installation
 
 WORDS = st.one_of(
     st.text(max_size=40),
-    st.sampled_from(["{", "[]", '{"offer_id": "1"}', '{"id": null}', '{"id": 1e400}', "\0\ud800", "x" * HUGE, "[" * 9_000]),
+    st.sampled_from(
+        ["{", "[]", '{"offer_id": "1"}', '{"id": null}', '{"id": 1e400}', "\0\ud800", "x" * HUGE, "[" * 9_000]
+    ),
 )
 WISHES = st.builds(
     Wish,
@@ -102,19 +107,18 @@ EVERYTHING = (
     (Wish(Want.LOOK),),
     (*(Wish(Want.RENT, which) for which in range(4)), Wish(Want.TELL, times=2), Wish(Want.TELL, text="more")),
     (Wish(Want.DESTROY_ALL),),
-    (Wish(Want.RENT, 40), Wish(Want.RENT, 41), Wish(Want.DRAIN_ALL)),
+    (Wish(Want.RENT, -1), Wish(Want.RENT, -2), Wish(Want.DRAIN_ALL)),
 )
-WORST = (
-    Day(EVERYTHING),
-    Day(EVERYTHING, minutes=12),
-    Day(EVERYTHING, minutes=6, person=Person.PROTECTS),
-    Day(EVERYTHING, minutes=12, trouble=Trouble.LIST_PARTIAL),
-    Day(EVERYTHING, minutes=12, trouble=Trouble.NO_DEMAND),
-    Day(EVERYTHING, minutes=12, posted=True),
-    Day(EVERYTHING, minutes=1, person=Person.APPROVES),
-    Day(EVERYTHING, minutes=6, person=Person.PAUSES),
-    Day(EVERYTHING, minutes=6, person=Person.RESUMES),
-)
+FIRST = Day(EVERYTHING)
+LATER = Day(EVERYTHING, minutes=12)
+PROTECTED = Day(EVERYTHING, minutes=12, person=Person.PROTECTS)
+BLIND = Day(EVERYTHING, minutes=12, trouble=Trouble.LIST_PARTIAL)
+NO_DEMAND = Day(EVERYTHING, minutes=12, trouble=Trouble.NO_DEMAND)
+POSTED = Day(EVERYTHING, minutes=12, posted=True)
+APPROVED = Day(EVERYTHING, minutes=1, person=Person.APPROVES)
+PAUSED = Day(EVERYTHING, minutes=12, person=Person.PAUSES)
+RESUMED = Day(EVERYTHING, minutes=6, person=Person.RESUMES)
+WORST = (FIRST, LATER, PROTECTED, BLIND, NO_DEMAND, POSTED, APPROVED, PAUSED, RESUMED)
 
 
 async def test_the_worst_that_it_can_do_breaks_nothing(postgres: TemporaryPostgres) -> None:
@@ -123,29 +127,52 @@ async def test_the_worst_that_it_can_do_breaks_nothing(postgres: TemporaryPostgr
     assert siege.obeyed > 0
 
 
-HOLD = {
-    "boxes live and the cap": (rules.boxes_within_cap, rules.burn_within_cap),
-    "$/h are burnt and the cap": (rules.burn_within_cap, rules.boxes_within_cap),
-    "of a stranger is gone": (rules.box_is_ours,),
-    "is protected and was to be destroyed": (rules.box_is_not_protected,),
-    "had a proof at hand": (rules.box_is_idle,),
-    "was too young": (rules.box_is_old_enough,),
-    "nobody knew what runs": (rules.inventory_is_known,),
-    "nobody knew the demand": (rules.demand_is_fresh,),
-    "the fleet was paused": (rules.not_paused,),
-    "in one run": (rules.rents_of_run_within_cap,),
-    "was dear and nobody approved it": (rules.dear_box_was_approved,),
-    "a tainted run rented more": (rules.tainted_rent_was_approved,),
-}
-"""What is broken where these rules are missing."""
+GREEDY = (Day(((Wish(Want.LOOK),), tuple(Wish(Want.RENT, which) for which in range(6)))),) * 3
+"""Nothing but rents, of what is cheap."""
+SPENDTHRIFT = (Day(((Wish(Want.LOOK),), tuple(Wish(Want.RENT, which) for which in range(10, 16)))),) * 3
+"""… and of what is not."""
 
 
-@pytest.mark.parametrize("broken", HOLD)
+@dataclass(frozen=True)
+class Control:
+    """These rules are taken away, the days are lived through, and `broken` is seen to be."""
+
+    broken: str
+    gone: tuple[Rule[Any], ...]
+    days: Sequence[Day]
+    looked_at_twice: bool = False
+    """It is looked at again last thing before the call; there as well nobody does."""
+
+
+CONTROLS = (
+    Control("boxes live and the cap is 5", (rules.boxes_within_cap,), GREEDY),
+    Control("$/h are burnt and the cap is", (rules.burn_within_cap, rules.dear_box_was_approved), SPENDTHRIFT),
+    Control("boxes were made and 0 destroyed in one run", (rules.rents_of_run_within_cap,), GREEDY[:1]),
+    Control("was dear and nobody approved it", (rules.dear_box_was_approved,), SPENDTHRIFT[:2]),
+    Control("of a stranger is gone", (rules.box_is_ours,), [FIRST]),
+    Control("was too young", (rules.box_is_old_enough,), [FIRST]),
+    Control("had a proof at hand", (rules.box_is_idle,), [FIRST, LATER]),
+    Control("is protected and was to be destroyed", (rules.box_is_not_protected,), [FIRST, PROTECTED], True),
+    Control("the fleet was paused", (rules.not_paused,), [FIRST, PAUSED], True),
+    Control("nobody knew what runs", (rules.inventory_is_known,), [FIRST, BLIND]),
+    Control("nobody knew the demand", (rules.demand_is_fresh,), [FIRST, NO_DEMAND]),
+    Control("the operator was told too much", (rules.notifications_of_run_within_cap,), [FIRST]),
+    Control("a tainted run rented more", (rules.tainted_rent_was_approved,), [POSTED]),
+)
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.broken)
 async def test_without_a_rule_it_is_broken(
-    postgres: TemporaryPostgres, broken: str, monkeypatch: pytest.MonkeyPatch
+    postgres: TemporaryPostgres, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: the same days, and one rule less (of two that hold the same, both)."""
-    gone: Sequence[Rule[object]] = HOLD[broken]  # pyright: ignore[reportAssignmentType]
-    monkeypatch.setattr(rules, "RULES", without(*gone))
-    siege = await besieged(postgres, WORST, unsound_because="a rule is missing")
-    assert [sentence for sentence in siege.broken if broken in sentence], siege.broken
+    """The control: the same model, and one rule less."""
+    monkeypatch.setattr(rules, "RULES", without(*control.gone))
+    if control.looked_at_twice:
+        monkeypatch.setattr(actions, "reason_not_to_send", lambda *_: None)
+    siege = await besieged(postgres, control.days, unsound_because="a rule is missing")
+    assert [sentence for sentence in siege.broken if control.broken in sentence], siege.broken
+
+
+@pytest.mark.parametrize("days", [GREEDY, SPENDTHRIFT], ids=["greedy", "spendthrift"])
+async def test_with_every_rule_none_of_it_is_broken(postgres: TemporaryPostgres, days: Sequence[Day]) -> None:
+    assert (await besieged(postgres, days)).broken == []
