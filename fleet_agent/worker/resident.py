@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterState, FlowRunFilterStateType
 from prefect.client.schemas.objects import StateType
-from prefect.context import AsyncClientContext
+from prefect.context import AsyncClientContext, SyncClientContext
 from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.exceptions import Abort, ObjectNotFound
@@ -138,8 +138,10 @@ class ResidentWorker(BeginsOrGivesBack[OurFlowsConfiguration, BaseVariables, Res
     async def setup(self) -> None:
         """Prefect's own call before the first run: from here on it listens and looks."""
         await super().setup()
-        # One client of Prefect's API for all runs: a new one for each would read certificates and connect anew.
+        # For all runs one client of Prefect's API, and one for what is called without awaiting: otherwise each run
+        # reads certificates four times instead of once, connects anew, and leaves all that to the garbage collector.
         await self._exit_stack.enter_async_context(AsyncClientContext())
+        self._exit_stack.enter_context(SyncClientContext())
         self._own_tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self._keep_listening())]
 
     async def teardown(self, *exc_info: Any) -> None:

@@ -17,6 +17,7 @@ import time
 from datetime import UTC, datetime
 from typing import LiteralString, NamedTuple
 
+import httpx
 import psycopg
 from psycopg.sql import SQL
 
@@ -52,16 +53,25 @@ def main() -> None:
     )
 
 
-def run_now(tree: Tree, trigger: str = "manual") -> float:
+def run_now(tree: Tree) -> float:
     """Seconds from the creation of a flow run to the opening of its run; returns when it is over."""
     with tree.api() as api:
-        deployment = api.get("/deployments/name/agent-cycle/main").json()["id"]
-        run = {"parameters": {"trigger": trigger}, "state": {"type": "SCHEDULED"}}
         asked = datetime.now(UTC)
-        made = api.post(f"/deployments/{deployment}/create_flow_run", json=run).json()
-        opened = until_opened(tree, "flow_run_id = %s", made["id"])
-        until(lambda: api.get(f"/flow_runs/{made['id']}").json()["state_type"] in OVER, seconds=FOR_EVER)
+        made = create_flow_run(api, trigger="manual")
+        opened = until_opened(tree, "flow_run_id = %s", made)
+        until_over(api, made)
     return (opened.at - asked).total_seconds()
+
+
+def create_flow_run(api: httpx.Client, trigger: str) -> str:
+    """Its id."""
+    deployment = api.get("/deployments/name/agent-cycle/main").json()["id"]
+    run = {"parameters": {"trigger": trigger}, "state": {"type": "SCHEDULED"}}
+    return api.post(f"/deployments/{deployment}/create_flow_run", json=run).json()["id"]
+
+
+def until_over(api: httpx.Client, flow_run: str) -> None:
+    until(lambda: api.get(f"/flow_runs/{flow_run}").json()["state_type"] in OVER, seconds=FOR_EVER)
 
 
 class Opened(NamedTuple):

@@ -1,6 +1,6 @@
 """What the resident worker becomes over two hundred runs, and what an idle tree costs.
 
-    make bench-worker
+    make bench-worker          RUNS=400 for more
 
 Cheap runs (nothing has changed, nobody is asked) one after the other in one worker of a demo at speed 1. A trend shows
 in `mb_per_100_runs`, the slope over the second half, when caches are warm. Idle CPU is that of the whole tree over the
@@ -15,11 +15,11 @@ import platform
 import statistics
 import time
 
-from tests.benchmarks.tree import run_now
+from tests.benchmarks.tree import create_flow_run, until_over
 from tests.postgres import temporary_folder
 from tests.stack.trees import Tree, ready
 
-RUNS = 200
+RUNS = int(os.environ.get("RUNS", "200"))
 LOOK_EVERY = 10
 IDLE_SECONDS = 40
 
@@ -29,10 +29,11 @@ def main() -> None:
         idle_before = idle_cpu(tree)
         worker = tree.processes()["worker"]
         sizes: list[tuple[int, float]] = []
-        for number in range(1, RUNS + 1):
-            run_now(tree, trigger="heartbeat")
-            if number % LOOK_EVERY == 0:
-                sizes.append((number, worker.memory_info().rss / 1e6))
+        with tree.api() as api:
+            for number in range(1, RUNS + 1):
+                until_over(api, create_flow_run(api, trigger="heartbeat"))
+                if number % LOOK_EVERY == 0:
+                    sizes.append((number, worker.memory_info().rss / 1e6))
         descriptors, threads = worker.num_fds(), worker.num_threads()
         idle_after = idle_cpu(tree)
     late = sizes[len(sizes) // 2 :]

@@ -12,19 +12,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 import httpx
 import psycopg
 import pytest
 from prefect import flow
-from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.orchestration import PrefectClient, SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import WorkerFlowRunResponse
+from prefect.context import SyncClientContext
 from prefect.settings import (
     PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
@@ -34,6 +35,7 @@ from prefect.settings import (
 
 from fleet_agent.deploy import PROCESS_POOL, PROJECT_DIR, WORK_POOL
 from fleet_agent.worker.announced import MOST_MISSES, Announced
+from fleet_agent.worker.life import leaving_nothing
 from fleet_agent.worker.piled_up import all_but_the_newest, cancel_piled_up
 from fleet_agent.worker.process import OurFlowsWorker
 from fleet_agent.worker.resident import ResidentWorker, to_begin
@@ -64,6 +66,7 @@ class Probe:
         self.most_under_way = 0
         self.cleaned_up: list[str] = []
         self.found_behind: list[str] = []
+        self.clients: list[SyncPrefectClient] = []
         self._may_end: dict[str, asyncio.Event] = {}
 
         @flow(name="probe")
@@ -82,6 +85,7 @@ class Probe:
         name = f"{fleet} {do}".strip()
         self.begun[name] = datetime.now(UTC)
         self.found_behind.append(LEFT_BEHIND.get())
+        self.clients.append(get_client(sync_client=True))
         LEFT_BEHIND.set(name)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
@@ -419,6 +423,57 @@ async def test_what_one_run_leaves_in_its_context_the_next_does_not_find(server:
         for _ in range(3):
             await is_in(server, server.run_of(deployment), "Completed")
     assert probe.found_behind == ["nothing"] * 3
+
+
+# --- what is left of a run --------------------------------------------------------------------------------------------
+
+
+class LendsNoClient(ProbingWorker):
+    """The control: whatever of Prefect's engine wants a client makes its own."""
+
+    async def run(self, *args: Any, **kwargs: Any) -> Any:
+        SyncClientContext.__var__.set(cast("Any", None))  # in a context that this run has for itself
+        return await super().run(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("kind", "clients"), [(ProbingWorker, 1), (LendsNoClient, 3)])
+async def test_what_a_run_calls_without_awaiting_finds_one_client_for_all_runs(
+    server: PrefectServer, probe: Probe, kind: type[ProbingWorker], clients: int
+) -> None:
+    deployment = server.deployment("client")
+    async with working(server, probe, kind=kind):
+        for _ in range(3):
+            await is_in(server, server.run_of(deployment), "Completed")
+    assert len(set(probe.clients)) == clients
+
+
+async def clients_after_each_run(
+    server: PrefectServer, probe: Probe, around_a_run: Callable[[], AbstractContextManager[object]]
+) -> list[int]:
+    """How many event loops' clients there are, as long as Python does not look for cycles by itself."""
+    deployment = server.deployment("leaves")
+    counts: list[int] = []
+    async with working(server, probe, around_a_run=around_a_run) as worker:
+        gc.disable()
+        try:
+            while len(counts) < 4:
+                server.run_of(deployment)
+                await eventually(lambda: worker.runs_ended > len(counts))
+                counts.append(sum(isinstance(each, PrefectClient) for each in gc.get_objects()))
+        finally:
+            gc.enable()
+    return counts
+
+
+async def test_what_a_run_leaves_in_cycles_is_gone_with_it(server: PrefectServer, probe: Probe) -> None:
+    counts = await clients_after_each_run(server, probe, leaving_nothing)
+    assert counts == [counts[0]] * 4
+
+
+async def test_what_is_left_to_the_collector_piles_up(server: PrefectServer, probe: Probe) -> None:
+    """The control of the test above."""
+    counts = await clients_after_each_run(server, probe, nullcontext)
+    assert counts == sorted(set(counts))
 
 
 # --- what it does not run ---------------------------------------------------------------------------------------------
