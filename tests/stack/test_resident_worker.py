@@ -450,19 +450,24 @@ async def test_what_a_run_calls_without_awaiting_finds_one_client_for_all_runs(
 async def clients_after_each_run(
     server: PrefectServer, probe: Probe, around_a_run: Callable[[], AbstractContextManager[object]]
 ) -> list[int]:
-    """How many event loops' clients there are, as long as Python does not look for cycles by itself."""
+    """How many clients have come to stay since the worker started, while Python does not look for cycles by itself."""
     deployment = server.deployment("leaves")
     counts: list[int] = []
     async with working(server, probe, around_a_run=around_a_run) as worker:
+        from_before = prefect_clients()  # held, so that the end of an earlier test's thread does not count as one fewer
         gc.disable()
         try:
             while len(counts) < 4:
                 server.run_of(deployment)
                 await eventually(lambda: worker.runs_ended > len(counts))
-                counts.append(sum(isinstance(each, PrefectClient) for each in gc.get_objects()))
+                counts.append(len(prefect_clients()) - len(from_before))
         finally:
             gc.enable()
     return counts
+
+
+def prefect_clients() -> list[PrefectClient]:
+    return [each for each in gc.get_objects() if isinstance(each, PrefectClient)]
 
 
 async def test_what_a_run_leaves_in_cycles_is_gone_with_it(server: PrefectServer, probe: Probe) -> None:
