@@ -13,7 +13,9 @@ PAGE = (HERE.parent / "docs" / "reliability.md").read_text(encoding="utf-8")
 
 def test_every_test_that_the_page_names_is_there() -> None:
     named = set(re.findall(r"`(test_\w+)`", PAGE))
-    there = {name for path in HERE.rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))}
+    there = {
+        name for path in HERE.rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))
+    }
     assert len(named) > 50
     assert named - there == set()
 

@@ -51,7 +51,7 @@ async def test_an_offer_that_is_named_twice_is_rented_once(fleet: Rented) -> Non
     await named_twice(fleet)
 
     assert len(fleet.market.creates) == 1
-    assert [(row["status"], row["code"]) for row in fleet.fleet.actions("rent_box")][0] == ("done", "allowed")
+    assert next((row["status"], row["code"]) for row in fleet.fleet.actions("rent_box")) == ("done", "allowed")
 
 
 async def test_of_two_boxes_on_one_offer_the_one_without_gpus_is_given_up(fleet: Rented) -> None:

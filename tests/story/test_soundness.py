@@ -92,7 +92,7 @@ async def test_what_goes_beyond_an_approval_is_seen(broken: Installation) -> Non
     grant = """{"tool": "rent_box", "expires_at": "2026-03-17T12:00:00Z", "gpu_name": "H100", "num_gpus": 8,
                 "max_usd_per_hour": "9", "vast_id": null}"""
     with broken.database.transaction() as tx:
-        statement = 'UPDATE action SET "grant" = CAST(:grant AS jsonb), approved_by = \'ana\', approved_at = now()'
+        statement = "UPDATE action SET \"grant\" = CAST(:grant AS jsonb), approved_by = 'ana', approved_at = now()"
         tx.execute(text(statement), {"grant": grant})
     assert any("went beyond what was approved" in sentence for sentence in unsound(broken))
 
