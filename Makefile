@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 ARGS ?=
 WORKERS ?= 3
 
-.PHONY: setup demo test soak check fix lock bench-run bench-prompt bench-start bench-worker bench-tree bench-flood
+.PHONY: setup demo test soak chaos check fix lock \
+	bench-run bench-prompt bench-start bench-worker bench-tree bench-flood
 
 setup: $(VENV)/.ready
 demo: $(VENV)/.ready            ## the whole system against the simulator; ARGS="--runs 3"
@@ -16,6 +17,9 @@ test: $(VENV)/.dev              ## every test but those of `make soak`; ARGS="te
 
 soak: $(VENV)/.dev              ## the tests that take long: deaths, outages, both workers; ARGS="-k wake"
 	@PATIENCE=$${PATIENCE:-2} $(BIN)/python -m pytest -v -p no:randomly -m soak --tb=short --durations=20 -n $(WORKERS) --no-loadscope-reorder $(ARGS)
+
+chaos: $(VENV)/.dev             ## every case of the chaos suite, as one line of JSON; ARGS='--every 10'
+	@$(BIN)/python -m tests.chaos --workers $(WORKERS) $(ARGS)
 
 check: $(VENV)/.dev             ## format, lint, types, import contract; no tests
 	@$(BIN)/ruff format --check .

@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 from fleet_agent.clients.prefect_admin import Json, PrefectAdmin
-from fleet_agent.clients.prefect_api import FLOW
+from fleet_agent.clients.prefect_api import FLOW, HOUSEKEEPING
 
 SILENCE = timedelta(seconds=90)
 """Three of Prefect's liveness beats, which come every 30 s: one may be lost."""
@@ -57,7 +57,7 @@ def guards(*, silence: timedelta = SILENCE, pending: timedelta = PENDING_TOO_LON
 
 
 def _crash_after(name: str, description: str, *, signs: list[str], within: timedelta, message: str) -> Json:
-    """Crash a run of our flow of which nothing more was heard within a window that each of `signs` opens anew."""
+    """Crash a run of our flows of which nothing more was heard within a window that each of `signs` opens anew."""
     return {
         "name": name,
         "description": description,
@@ -67,7 +67,7 @@ def _crash_after(name: str, description: str, *, signs: list[str], within: timed
             "type": "event",
             "posture": "Proactive",
             "match": {"prefect.resource.id": "prefect.flow-run.*"},
-            "match_related": {"prefect.resource.role": "flow", "prefect.resource.name": FLOW},
+            "match_related": {"prefect.resource.role": "flow", "prefect.resource.name": [FLOW, HOUSEKEEPING]},
             "for_each": ["prefect.resource.id"],  # without it the trigger would fire for ever, for no run at all
             "after": signs,
             "expect": ["prefect.flow-run.*"],  # whatever else happens to the run ends the waiting

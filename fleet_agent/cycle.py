@@ -77,7 +77,7 @@ from fleet_agent.errors import (
     FleetAgentError,
 )
 from fleet_agent.ports import Ports
-from fleet_agent.steps.act import act
+from fleet_agent.steps.act import act, hands_of
 from fleet_agent.steps.alive import signs_of_life
 from fleet_agent.steps.observe import observe
 from fleet_agent.steps.read import read
@@ -162,6 +162,8 @@ class View:
     standing: Standing
     observation: Observation
     unsettled: tuple[Unsettled, ...]
+    carried_out: tuple[str, ...] = ()
+    """What a person had approved and this look began with."""
 
     def look(self) -> Look:
         return Look(self.observation, self.unsettled, self.standing.approvals)
@@ -189,7 +191,13 @@ async def _look(talk: Talk) -> View:
     """Read what is in force, look at the world, and see what an earlier run left open."""
     standing = await talk.ports.journal.standing(talk.run)
     observation = await observe(talk.run, talk.ports)
-    return View(standing, observation, await settle(talk.run, talk.ports))
+    settled = await settle(talk.run, talk.ports, standing, observation)
+    if not settled.carried_out:
+        return View(standing, observation, settled.open)
+    talk.answers += settled.carried_out
+    standing = await talk.ports.journal.standing(talk.run)
+    observation = await observe(talk.run, talk.ports)
+    return View(standing, observation, await talk.ports.journal.unsettled(talk.run), settled.carried_out)
 
 
 async def _go_back_to(talk: Talk) -> Progress:
@@ -198,13 +206,16 @@ async def _go_back_to(talk: Talk) -> Progress:
     talk.turn, talk.step, talk.usage = at_hand.turn, at_hand.step, at_hand.usage
     talk.claimed, talk.unshown, talk.unseen = at_hand.claimed, at_hand.unshown(), at_hand.unseen()
     talk.steps = list(at_hand.said)
-    talk.answers = [f"{call.name}: {result}" for call, result in at_hand.results() if call.name in EFFECT_NAMES]
+    told = [f"{call.name}: {result}" for call, result in at_hand.results() if call.name in EFFECT_NAMES]
+    talk.answers = [*told, *talk.answers]
     talk.guard = Guard.after([message for message in talk.steps if message.turn == talk.turn])
     return at_hand
 
 
 def is_quiet(talk: Talk, view: View) -> bool:
     """A heartbeat without a reason to ask the model closes at once; a run that has begun to talk goes on."""
+    if view.carried_out:
+        return False
     return talk.run.trigger is Trigger.HEARTBEAT and not talk.steps and not _why_ask(talk, view)
 
 
@@ -236,6 +247,7 @@ async def _converse(talk: Talk, view: View, at_hand: Progress | None) -> Closing
             view.unsettled,
             talk.ports.clock.now(),
             talk.ports.count_tokens,
+            carried_out=view.carried_out,
             mark=talk.ports.draw_mark(),
         )
         await _show(talk, block)
@@ -251,7 +263,8 @@ async def _pick_up(talk: Talk, view: View, at_hand: Progress) -> Closing | None:
     reply = at_hand.reply_at_hand()
     closing = await _follow(talk, view, reply, at_hand.ruled) if reply else None
     if closing is None:
-        await _say(talk, resumed_block(view.observation, view.unsettled, talk.ports.clock.now()))
+        now = talk.ports.clock.now()
+        await _say(talk, resumed_block(view.observation, view.unsettled, now, carried_out=view.carried_out))
     return closing
 
 
@@ -477,7 +490,7 @@ async def _result_of(talk: Talk, view: View, call: ToolCall, tool: Tool | Malfor
         case Finish():
             return Result(sentence="The run ends here.")
         case Effect():
-            done = await act(talk.run, talk.ports, view.standing, tool, ruled[call.id])
+            done = await act(hands_of(talk.run, talk.ports, view.standing), tool, ruled[call.id])
             return done.model_copy(update={"sentence": clean(done.sentence)})
         case Read():
             result, listing = await read(talk.run, talk.ports, tool, policy=view.standing.policy, seen=view.observation)

@@ -2,7 +2,7 @@
 
 `prefect.yaml` is the only source of the first two. This reads the part of its language that it uses, through Prefect's
 own classes, in a quarter of the time of `prefect deploy`. What it adds is the demo's time: business time may run faster
-than real time, Prefect's clock does not, so the demo's schedule is shortened instead. And the automations that no
+than real time, Prefect's clock does not, so the demo's schedules are shortened instead. And the automations that no
 deployment may reset, which `prefect.yaml` has no place for (`automations.py`). Doing it again changes nothing: a
 deployment is updated in place, and its schedule, which has a slug, keeps its identity and stays paused if somebody
 paused it; only the automations of its `triggers:` are made anew, as Prefect itself does.
@@ -27,6 +27,7 @@ from fleet_agent.clients.prefect_admin import PrefectAdmin
 from fleet_agent.clients.prefect_rest import PrefectRest, open_client
 from fleet_agent.domain.triggers import HEARTBEAT
 from fleet_agent.errors import FixSetup, FleetAgentError, TryLater
+from fleet_agent.housekeeping import HOUSEKEEPING_EVERY
 
 if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment
@@ -39,8 +40,12 @@ PROCESS_POOL = "fleet-agent-process"
 """Of the worker that starts a process for each run."""
 
 
+RECURS_EVERY = {"heartbeat": HEARTBEAT, "hourly": HOUSEKEEPING_EVERY}
+"""Business time, by the slug of a schedule: what its cron line says."""
+
+
 def our_deployments() -> list[dict[str, Any]]:
-    """The `deployments` of `prefect.yaml`. Raises FixSetup where that file is missing."""
+    """The `deployments` of `prefect.yaml`, those of fleets first. Raises FixSetup where that file is missing."""
     path = PROJECT_DIR / "prefect.yaml"
     try:
         document = yaml.safe_load(path.read_text())
@@ -131,7 +136,7 @@ def _schedule(spec: dict[str, Any], speed: float) -> dict[str, Any]:
     if speed == 1:
         schedule = CronSchedule(cron=spec["cron"], timezone=spec["timezone"])
     else:
-        schedule = IntervalSchedule(interval=HEARTBEAT / speed, anchor_date=datetime.now(UTC))
+        schedule = IntervalSchedule(interval=RECURS_EVERY[spec["slug"]] / speed, anchor_date=datetime.now(UTC))
     # `active` is left out, so that a schedule which somebody paused stays paused.
     return {"schedule": schedule, "slug": spec["slug"], "parameters": spec["parameters"]}
 

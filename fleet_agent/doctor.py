@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Seq
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fleet_agent.automations import bootstrap as make_automations
 from fleet_agent.automations import doorbells, faults, guards, named
 from fleet_agent.clients.models import see_a_tool_call
 from fleet_agent.clients.prefect_admin import PrefectAdmin
+from fleet_agent.clients.prefect_api import ALL_FLEETS
 from fleet_agent.clients.prefect_rest import PrefectRest
 from fleet_agent.deploy import our_deployments
 from fleet_agent.domain import health
@@ -28,7 +30,7 @@ from fleet_agent.domain.fleet import parse_label
 from fleet_agent.domain.health import Finding, LiveFlowRun, Mend, WantedDeployment, fine
 from fleet_agent.domain.money import show_usd
 from fleet_agent.domain.policy import Policy
-from fleet_agent.domain.spending import beyond_the_day
+from fleet_agent.domain.spending import DAY, beyond_the_day
 from fleet_agent.domain.triggers import HEARTBEAT
 from fleet_agent.errors import BudgetSpent, FixSetup, FleetAgentError, TryLater
 from fleet_agent.ports import OfferQuery, Ports
@@ -143,12 +145,20 @@ async def _tree(tree: Tree | FleetAgentError) -> str:
 
 async def _prefect(prefect: PrefectAdmin, fleet: str) -> AsyncGenerator[Finding]:
     yield _named("Prefect server", health.of_server(await prefect.server_settings()))
-    wanted, seen = _wanted(fleet), await prefect.deployment(fleet)
-    yield _named("deployment", health.of_deployment(fleet, wanted, seen))
-    if wanted is not None and seen is not None:
-        yield _named("schedule", health.of_schedules(wanted, seen))
+    for name in _needed_by(fleet):
+        wanted, seen = _wanted(name), await prefect.deployment(name)
+        yield _named("deployment", health.of_deployment(name, wanted, seen))
+        if wanted is not None and seen is not None:
+            yield _named("schedule", health.of_schedules(wanted, seen))
+    seen = await prefect.deployment(fleet)
+    if seen is not None:
         pool = await prefect.work_pool(seen.work_pool) if seen.work_pool else None
         yield _named("worker", health.of_worker(seen.work_pool, pool, now=datetime.now(UTC)))
+
+
+def _needed_by(fleet: str) -> tuple[str, str]:
+    """The names of the deployments that look after a fleet."""
+    return fleet, ALL_FLEETS
 
 
 async def _automations(prefect: PrefectAdmin, fleet: str) -> AsyncGenerator[Finding]:
@@ -205,12 +215,12 @@ async def _affairs(prefect: PrefectAdmin, database: Database, fleet: str, tree: 
     yield _named("notices", health.of_notices(seen, now=now))
 
 
-def _spec(fleet: str) -> dict[str, Any] | None:
-    return next((each for each in our_deployments() if each["name"] == fleet), None)
+def _spec(name: str) -> dict[str, Any] | None:
+    return next((each for each in our_deployments() if each["name"] == name), None)
 
 
-def _wanted(fleet: str) -> WantedDeployment | None:
-    spec = _spec(fleet)
+def _wanted(name: str) -> WantedDeployment | None:
+    spec = _spec(name)
     if spec is None:
         return None
     limit = spec["concurrency_limit"]
@@ -251,21 +261,26 @@ async def mend(
 
 
 async def _switch_limit_on(prefect: PrefectAdmin, fleet: str) -> list[str]:
-    seen = await prefect.deployment(fleet)
-    if seen is None or seen.limit is None:
-        return []
-    await prefect.activate_limit(seen.limit)
-    return [f"limit of deployment {seen.name} is on"]
+    done: list[str] = []
+    for name in _needed_by(fleet):
+        seen = await prefect.deployment(name)
+        if seen is not None and seen.limit is not None and not seen.limit.active:
+            await prefect.activate_limit(seen.limit)
+            done.append(f"limit of deployment {name} is on")
+    return done
 
 
 async def _let_schedules_run(prefect: PrefectAdmin, fleet: str) -> list[str]:
-    wanted, seen = _wanted(fleet), await prefect.deployment(fleet)
-    if wanted is None or seen is None:
-        return []
-    asleep = [each for each in seen.schedules if each.slug in wanted.slugs and not each.active]
-    for schedule in asleep:
-        await prefect.activate_schedule(seen.id, schedule)
-    return [f"schedule {each.slug} runs again" for each in asleep]
+    done: list[str] = []
+    for name in _needed_by(fleet):
+        wanted, seen = _wanted(name), await prefect.deployment(name)
+        if wanted is None or seen is None:
+            continue
+        for schedule in seen.schedules:
+            if schedule.slug in wanted.slugs and not schedule.active:
+                await prefect.activate_schedule(seen.id, schedule)
+                done.append(f"schedule {schedule.slug} runs again")
+    return done
 
 
 async def _crash_the_forsaken(prefect: PrefectAdmin, patient: Patient) -> list[str]:
@@ -320,6 +335,7 @@ def _neighbours(
         ("policy", lambda: _launch(policy, settings)),
         ("vast.ai account", lambda: _account(ports)),
         ("vast.ai boxes", lambda: _boxes(ports, installation_name)),
+        ("vast.ai charges", lambda: _charges(ports)),
         ("vast.ai offers", lambda: _offers(ports, policy)),
         ("demand", lambda: _demand(ports)),
         ("model", lambda: see_a_tool_call(ports.model)),
@@ -359,6 +375,14 @@ async def _boxes(ports: Ports, installation_name: str) -> str:
     others = Counter(label.installation for label in labels if label.installation != installation_name)
     said = "".join(f"; {count} of the installation {name}, left alone" for name, count in sorted(others.items()))
     return f"{len(instances)} in a complete list{said}"
+
+
+async def _charges(ports: Ports) -> str:
+    """Whether the key may read them: without, nobody notices a box that is billed and in no list."""
+    now = ports.clock.now()
+    charges = await ports.market.charges(now - DAY, now)
+    boxes = len({charge.vast_id for charge in charges})
+    return f"{show_usd(sum((charge.usd for charge in charges), start=Decimal(0)))} for {boxes} boxes since yesterday"
 
 
 async def _offers(ports: Ports, policy: Policy) -> str:

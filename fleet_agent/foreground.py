@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 import psutil
 
-from fleet_agent import wiring
+from fleet_agent import controls, wiring
 from fleet_agent.clients.prefect_api import PrefectOrchestrator
 from fleet_agent.cycle import run_cycle
 from fleet_agent.deploy import deploy
@@ -60,9 +60,9 @@ async def run_demo(settings: Settings, *, runs: int | None, scenario: str, speed
     return 0 if confirmed else 1
 
 
-async def run_up(settings: Settings, *, tell: Tell) -> int:
-    """The real thing, until Ctrl-C; returns the exit code. Raises FixSetup, before anything starts, where a setting is
-    missing or a model's window too small."""
+async def run_up(settings: Settings, *, drain: bool, tell: Tell) -> int:
+    """The real thing, until Ctrl-C; returns the exit code. With `drain` every box is let go of before anything but the
+    worker ends. Raises FixSetup, before anything starts, where a setting is missing or a model's window too small."""
     missing = missing_for_up(settings)
     if missing:
         tell("`up` needs these settings, from the environment or from a .env file in this folder:")
@@ -74,6 +74,7 @@ async def run_up(settings: Settings, *, tell: Tell) -> int:
         settings,
         prepare=lambda database: _begin_fleet(database, settings.fleet),
         last_look=lambda database: tell(_what_bills(database, settings.fleet)),
+        before_end=(lambda runtime: _drain(runtime, settings.fleet, tell)) if drain else None,
     )
     async with running(plan, tell) as runtime:
         _tell_where(runtime, tell)
@@ -230,6 +231,18 @@ async def _ended_flow_run(orchestrator: PrefectOrchestrator, flow_run_id: str) -
         await asyncio.sleep(BETWEEN_LOOKS)
         flow_run = await orchestrator.flow_run(flow_run_id)
     return flow_run
+
+
+async def _drain(runtime: Runtime, fleet: str, tell: Tell) -> None:
+    tell(
+        "No run begins any more, and every box drains. Ctrl-C once more ends at once, and what is left goes on billing."
+    )
+    database = open_database(runtime.database_url)
+    try:
+        desk = controls.Desk(database, read_clock(database), fleet, who="up", place=str(runtime.data_dir))
+        await controls.drain_all(desk, sleep=asyncio.sleep, tell=tell)
+    finally:
+        database.close()
 
 
 def _what_bills(database: Database, fleet: str) -> str:

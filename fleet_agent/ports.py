@@ -1,28 +1,34 @@
 """What the story needs of the world. Each docstring is the contract that an adapter keeps and a test may rely on.
 
-`Market`, `Model`, `DemandSource` and `Notifier` reach outside; `Journal`, `Belfry` and `Logbook` are our database as a
-run, the bell and the watch see it; `Orchestrator` is Prefect seen from our side; `Clock` is time. All are async but the
-clock. No adapter retries an effect: what may have happened is looked for, never repeated (`LookFirst`).
+`Market`, `Model`, `DemandSource` and `Notifier` reach outside; `Journal`, `Belfry`, `Logbook` and `Books` are our
+database as a run, the bell, the watch and the housekeeping see it; `Orchestrator` is Prefect seen from our side;
+`Clock` is time. All are async but the clock. No adapter retries an effect: what may have happened is looked for, never
+repeated (`LookFirst`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
+
+from pydantic import SecretStr
 
 from fleet_agent.domain.actions import Effect, Tool
 from fleet_agent.domain.bell import ShownWake, Waiting
+from fleet_agent.domain.box_reports import BoxHook, no_hook
 from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import Box, Inventory, Offer
 from fleet_agent.domain.flow_run import FlowRun
+from fleet_agent.domain.hosts import Ban, Failure
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled, Unsettled
 from fleet_agent.domain.observation import Account, Observation
 from fleet_agent.domain.policy import Policy
-from fleet_agent.domain.rules import Ruling
+from fleet_agent.domain.rules import Actor, Removal, Ruling
 from fleet_agent.domain.run import (
+    Approved,
     Claimed,
     Closed,
     Closing,
@@ -40,10 +46,11 @@ from fleet_agent.domain.run import (
     Usage,
 )
 from fleet_agent.domain.spending import Booking, Terms
+from fleet_agent.domain.spent import Charge, Reckoning
 from fleet_agent.domain.tokens import CountTokens
 from fleet_agent.domain.triggers import Doorbell, Trigger
 from fleet_agent.domain.values import Frozen
-from fleet_agent.domain.watch import DeadRun, Untold
+from fleet_agent.domain.watch import DeadRun, Looked, Order, Seen, Untold
 
 
 class Clock(Protocol):
@@ -63,14 +70,29 @@ class OfferQuery(Frozen):
 
     policy: Policy
     gpu_name: str | None = None
+    num_gpus: int | None = None
     offer_id: int | None = None
     limit: int = 20
+    banned: frozenset[int] = frozenset()
+    """Machines of which no offer is wanted."""
+
+
+class Offers(tuple[Offer, ...]):
+    """What a search found, in its order. `left_out`: on how many machines more, had these not been banned."""
+
+    left_out: int
+
+    def __new__(cls, offers: Iterable[Offer] = (), *, left_out: int = 0) -> Self:
+        made = super().__new__(cls, offers)
+        made.left_out = left_out
+        return made
 
 
 class RentOrder(Frozen):
     """One rental: the offer, the label that carries the key, and what runs on the box (from the policy).
 
-    A value of `env` may be a reference `$NAME`; only the adapter looks it up, so no secret passes through here.
+    A value of `env` may be a reference `$NAME`; only the adapter looks it up, so no secret of ours passes through here.
+    `hook` is the box's own: the adapter adds it to the environment, and it prints as stars.
     """
 
     offer_id: int
@@ -79,6 +101,7 @@ class RentOrder(Frozen):
     disk_gb: int
     runtype: str
     env: dict[str, str]
+    hook: SecretStr | None = None
     onstart: str
     send_by: timedelta
     """Of `Clock.elapsed()`: an order that has not left by then must not leave at all. The grace of a lost answer counts
@@ -92,11 +115,19 @@ class Market(Protocol):
         """Every instance of the account. Raises InventoryUnknown unless every page was read and the count agrees."""
         ...
 
-    async def offers(self, query: OfferQuery) -> tuple[Offer, ...]:
-        """Offers that meet the floors of the policy, cheapest first, one per machine."""
+    async def offers(self, query: OfferQuery) -> Offers:
+        """Offers that meet the floors of the policy, cheapest first, one per machine and none of a banned one."""
         ...
 
     async def account(self) -> Account: ...
+
+    async def charges(self, since: datetime, until: datetime) -> tuple[Charge, ...]:
+        """What the provider charged for each box of the account, gone ones too, from the UTC day of `since` to `until`.
+
+        A box may have one charge or several; what is charged late comes in a later answer. TryLater unless every page
+        was read and their number agrees.
+        """
+        ...
 
     async def rent(self, order: RentOrder) -> int:
         """Rent and return the provider's id. Called at most once per label, never retried.
@@ -249,6 +280,92 @@ class Logbook(Protocol):
 
     async def told(self, notice: Untold, *, how: str) -> None: ...
 
+    async def fleets(self) -> tuple[str, ...]:
+        """Those that somebody has begun."""
+        ...
+
+    async def record_look(self, fleet: str, seen: Seen) -> Looked:
+        """Lay the list beside the ledger, find what is wrong, and have it told: events, notices, bans, a doubted list.
+
+        What the watch had intended before and never sent is expired, and so are approvals that came too late. One
+        transaction, so that nothing is told twice."""
+        ...
+
+    async def propose(
+        self, fleet: str, actor: Actor, wanted: Sequence[Removal], observation: Observation
+    ) -> tuple[Ruled, ...]:
+        """Judge removals one after the other, and store the intents. One that is ruled on as it was the last time adds
+        no row."""
+        ...
+
+    async def orders(self) -> tuple[Order, ...]:
+        """What persons ordered and nobody has carried out yet, oldest first."""
+        ...
+
+    async def judge_order(self, order: Order, observation: Observation) -> Ruled:
+        """Judge a person's order by the look at hand; its row becomes the intent, or is refused."""
+        ...
+
+    async def mark_sent(self, fleet: str, key: str, *, send_by: timedelta) -> Ruling:
+        """As `Ledger.mark_sent`; there is no run, and no fence."""
+        ...
+
+    async def record_outcome(
+        self,
+        fleet: str,
+        key: str,
+        status: ActionStatus,
+        outcome: str,
+        *,
+        vast_id: int | None = None,
+        blame: Failure | None = None,
+    ) -> None:
+        """As `Ledger.record_outcome`."""
+        ...
+
+
+class Ledger(Protocol):
+    """An action from sending to outcome, whoever asked for it: what `steps/act.py` needs of our database.
+
+    Everything raises DatabaseUnreachable.
+    """
+
+    async def mark_sent(self, key: str, *, send_by: timedelta, hook_digest: str | None = None) -> Ruling:
+        """Last thing before a call: what may have changed since the ruling is read again and `sent` is committed.
+
+        `hook_digest`: of a rent, by which its box will be known when it speaks to us. A ruling other than allow means:
+        do not send. Raises RunSuperseded where a run acts that lost the fence."""
+        ...
+
+    async def record_outcome(
+        self,
+        key: str,
+        status: ActionStatus,
+        outcome: str,
+        *,
+        vast_id: int | None = None,
+        blame: Failure | None = None,
+    ) -> None:
+        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row.
+
+        `blame`: what a rent that failed says of its machine, where it says anything; such a rent was in vain."""
+        ...
+
+
+class Books(Protocol):
+    """Our database as the housekeeping sees it: all fleets. Everything raises DatabaseUnreachable."""
+
+    async def charges_from(self, now: datetime) -> datetime:
+        """From when on charges are to be read, so that the bill of each box is whole that may still change."""
+        ...
+
+    async def compare(self, charges: Sequence[Charge], *, since: datetime, read_at: datetime) -> Reckoning:
+        """Keep what was charged for each box, and have a person told, once, of what does not fit.
+
+        `charges` are all from `since` on, as they stood at `read_at`.
+        """
+        ...
+
 
 class Journal(Protocol):
     """Our database. One call is one transaction in one thread hop, shielded from cancellation.
@@ -302,6 +419,21 @@ class Journal(Protocol):
 
     async def unsettled(self, run: Run) -> tuple[Unsettled, ...]: ...
 
+    async def approved(self, run: Run) -> tuple[Approved, ...]:
+        """What a person approved and nobody has carried out yet, oldest first; what came too late is expired."""
+        ...
+
+    async def carry_out_approved(
+        self, run: Run, key: str, action: Effect, *, observation: Observation, listing: Listing
+    ) -> Ruled:
+        """Judge an approved action anew, within its bound, and make its row the intent; used once. `action` is what
+        lies within the bound now. Raises RunSuperseded."""
+        ...
+
+    async def bans(self, run: Run) -> tuple[Ban, ...]:
+        """Those in force at this moment: what has failed since the run began is banned too."""
+        ...
+
     async def collect(self, run: Run, *, turn: int) -> Claimed:
         """Claim every waiting event and every due wake. Human messages enter the log in the same transaction."""
         ...
@@ -338,14 +470,25 @@ class Journal(Protocol):
         reply. Raises RunSuperseded."""
         ...
 
-    async def mark_sent(self, run: Run, key: str, *, send_by: timedelta) -> Ruling:
+    async def mark_sent(self, run: Run, key: str, *, send_by: timedelta, hook_digest: str | None = None) -> Ruling:
         """Last thing before a call: fence, mode and the action's own status are read again and `sent` is committed.
 
-        A ruling other than allow means: do not send. Raises RunSuperseded."""
+        `hook_digest`: of a rent, by which its box will be known when it speaks to us. A ruling other than allow means:
+        do not send. Raises RunSuperseded."""
         ...
 
-    async def record_outcome(self, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None = None) -> None:
-        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row."""
+    async def record_outcome(
+        self,
+        key: str,
+        status: ActionStatus,
+        outcome: str,
+        *,
+        vast_id: int | None = None,
+        blame: Failure | None = None,
+    ) -> None:
+        """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row.
+
+        `blame`: what a rent that failed says of its machine, where it says anything; such a rent was in vain."""
         ...
 
     async def write(self, run: Run, tool: Tool, *, answer: Message | None = None) -> Result:
@@ -376,3 +519,5 @@ class Ports:
     count_tokens: CountTokens
     draw_mark: Callable[[], str]
     """A new mark for `hygiene.fence`, which nobody can guess."""
+    draw_hook: Callable[[], BoxHook | None] = no_hook
+    """A hook of its own for a box that is about to be rented; None where boxes cannot reach us."""

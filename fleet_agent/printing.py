@@ -10,8 +10,11 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from fleet_agent.domain.money import show_rate, show_usd
-from fleet_agent.domain.show import one_line
+from fleet_agent.domain.approvals import Grant
+from fleet_agent.domain.ledger import ActionStatus
+from fleet_agent.domain.money import UsdPerHour, show_rate, show_usd
+from fleet_agent.domain.rules import Mode
+from fleet_agent.domain.show import gpu, one_line
 from fleet_agent.domain.triggers import Priority
 
 Row = Mapping[str, Any]
@@ -51,7 +54,9 @@ def print_status(found: Row) -> None:
         "tree": f"running (pid {found['tree']})" if found["tree"] else "not running: nothing watches",
         "mode": found["mode"],
         "boxes": f"{found['boxes']} live, {found['in_flight']} in flight",
-        "burn": show_rate(found["burn_usd_per_hour"]),
+        "burn": f"{show_rate(found['burn_usd_per_hour'])}, and {show_rate(found['in_flight_usd_per_hour'])} reserved",
+        "spent": _spent(found),
+        "credit": _credit(found),
         "last run": f"#{last['run_id']} {_trigger(last)}: {_outcome(last)}, {last['exit_reason']}" if last else "none",
         "waiting": f"{found['waiting_events']} events, {found['pending_wakes']} wakes",
         "next wake": f"{next_wake:%Y-%m-%d %H:%M:%S} UTC" if next_wake else "none",
@@ -61,6 +66,10 @@ def print_status(found: Row) -> None:
     }
     for name, text in lines.items():
         print(f"{name:<10} {one_line(text)}")
+    for brake in _brakes(found):
+        print(f"BRAKE      {one_line(brake)}")
+    for approval in found["approvals"]:
+        print(f"APPROVAL   {one_line(_approval(approval))}")
     if found["quarantined"]:
         print(f"{found['quarantined']} event(s) are quarantined: runs kept failing under them (`inbox list`).")
     if found["newest_notice"]:
@@ -70,6 +79,37 @@ def print_status(found: Row) -> None:
         print(f"QUESTION   {one_line(question)}")
     for model in found["models"]:
         print(f"{'model':<10} {one_line(_model(model))}")
+
+
+def _brakes(found: Row) -> list[str]:
+    """What holds the agent back, and how a person ends it."""
+    rents, removals, everything = (f"fleet-agent resume{which}" for which in (" --scale-out", " --scale-in", ""))
+    return [
+        *([f"the fleet is paused → {everything}"] if found["mode"] == Mode.PAUSED else []),
+        *([f"nothing is rented → {rents}"] if found["scale_out_paused"] else []),
+        *([f"no box is given up → {removals}"] if found["scale_in_paused"] else []),
+        *([f"nothing is rented: {found['rent_breaker']} → {rents}"] if found["rent_breaker"] else []),
+        *([f"nothing happens by itself: {found['frozen_because']} → {everything}"] if found["frozen_because"] else []),
+    ]
+
+
+def _approval(approval: Row) -> str:
+    key = approval["key"]
+    return f"{approval['bound']}: {approval['sentence']} → fleet-agent approve {key}, or reject {key}"
+
+
+def _spent(found: Row) -> str:
+    cap = found["max_usd_per_day"]
+    bound = "" if cap is None else f" of {show_usd(cap)}"
+    return f"{show_usd(found['box_usd_of_day'])}{bound} in 24 h, {show_usd(found['box_usd_of_hour'])} of it this hour"
+
+
+def _credit(found: Row) -> str:
+    if found["credit_usd"] is None:
+        return "unknown: no look of the watch has read it"
+    lasts = found["runway"]
+    left = "" if lasts is None else f", lasts {lasts.total_seconds() / 3600:.0f} h at this burn"
+    return f"{show_usd(found['credit_usd'])} at {_time(found, 'credit_seen_at')} UTC{left}"
 
 
 def _model(row: Row) -> str:
@@ -82,6 +122,11 @@ def _model(row: Row) -> str:
         row["test"] and f"self-test: {row['test']}",
     ]
     return f"{row['model']} at {row['server']}: {'; '.join(filter(None, marks)) or 'well'}"
+
+
+def _rate(row: Row) -> UsdPerHour:
+    """As the newest look shows it; as agreed until there is one."""
+    return UsdPerHour(row["agreed_usd_per_hour"] if row["seen_usd_per_hour"] is None else row["seen_usd_per_hour"])
 
 
 def _trigger(row: Row) -> str:
@@ -121,6 +166,14 @@ def _state(row: Row) -> str:
             return state
 
 
+def _action_outcome(row: Row) -> str:
+    """What waits for a word is shown with what the word would grant."""
+    if row["status"] != ActionStatus.AWAITING_APPROVAL or row["grant"] is None:
+        return row["outcome"] or row["sentence"]
+    bound = Grant.model_validate(row["grant"]).in_words()
+    return f"approved: {bound}" if row["approved_by"] else f"{bound}? {row['sentence']}"
+
+
 RUN_COLUMNS: tuple[Column, ...] = (
     ("run", lambda row: f"#{row['run_id']}"),
     ("at (UTC)", lambda row: _time(row, "opened_at")),
@@ -141,7 +194,23 @@ ACTION_COLUMNS: tuple[Column, ...] = (
     ("status", lambda row: row["status"]),
     ("ruling", lambda row: row["code"]),
     ("reason", lambda row: row["arguments"].get("reason") or row["arguments"].get("text", "")),
-    ("outcome", lambda row: row["outcome"] or row["sentence"]),
+    ("outcome", _action_outcome),
+)
+
+BOX_COLUMNS: tuple[Column, ...] = (
+    ("box", lambda row: "?" if row["vast_id"] is None else str(row["vast_id"])),
+    ("stage", lambda row: f"{row['stage']}{', protected' if row['protected'] else ''}"),
+    ("since (UTC)", lambda row: _time(row, "stage_since")),
+    ("gpus", lambda row: gpu(row["num_gpus"], row["gpu_name"])),
+    ("price", lambda row: show_rate(_rate(row))),
+    ("spent", lambda row: show_usd(row["spent_usd"])),
+    ("proofs/h", lambda row: "" if row["proofs_per_hour"] is None else f"{row['proofs_per_hour']:g}"),
+    ("at hand", lambda row: "" if row["tasks"] is None else str(row["tasks"])),
+    ("said (UTC)", lambda row: _time(row, "reported_at")),
+    ("drained by (UTC)", lambda row: _time(row, "drain_by")),
+    ("machine", lambda row: str(row["machine_id"])),
+    ("key", lambda row: row["key"]),
+    ("drained because", lambda row: row["drain_because"]),
 )
 
 USAGE_COLUMNS: tuple[Column, ...] = (
@@ -155,6 +224,24 @@ USAGE_COLUMNS: tuple[Column, ...] = (
     ("our count", lambda row: f"{row['estimate']:,}"),
     ("the server's", lambda row: f"{row['reported']:,}"),
     ("as before", lambda row: f"{row['chars_as_before'] / row['chars']:.0%}" if row["chars"] else ""),
+)
+
+BAN_COLUMNS: tuple[Column, ...] = (
+    ("machine", lambda row: str(row["machine_id"])),
+    ("banned until (UTC)", lambda row: f"{row['expires_at']:%Y-%m-%d %H:%M}"),
+    ("because it is", lambda row: row["failure"]),
+    ("by", lambda row: row["banned_by"]),
+    ("reason", lambda row: row["reason"]),
+)
+
+HOST_COLUMNS: tuple[Column, ...] = (
+    ("machine", lambda row: str(row["machine_id"])),
+    ("gpus", lambda row: gpu(row["num_gpus"], row["gpu_name"])),
+    ("best proofs/h", lambda row: "" if row["best_proofs_per_hour"] is None else f"{row['best_proofs_per_hour']:g}"),
+    ("measured (UTC)", lambda row: _time(row, "measured_at")),
+    ("failures", lambda row: ", ".join(f"{count} {failure}" for failure, count in row["failures"].items())),
+    ("the last one (UTC)", lambda row: _time(row, "failed_at")),
+    ("reason", lambda row: row["last_failure"]),
 )
 
 WAKE_COLUMNS: tuple[Column, ...] = (

@@ -130,6 +130,14 @@ class Settings(BaseSettings):
             "for others put a proxy with TLS before it."
         ),
     )
+    hooks_public_url: HttpUrl | None = Field(
+        default=None,
+        description=(
+            "Address at which rented boxes reach that port, such as https://fleet.example.net. Each box is given one "
+            "of its own below it, with a token that opens nothing else. Unset: boxes tell nothing, and one that drains "
+            "is destroyed when no proof is under way anywhere, or at its deadline."
+        ),
+    )
 
     # --- the provider of boxes --------------------------------------------------------------------------------------
 
@@ -143,6 +151,16 @@ class Settings(BaseSettings):
         description=(
             'Secrets for rented boxes as a JSON object, such as {"HF_TOKEN": "..."}: what the policy\'s launch.env '
             "writes as $HF_TOKEN is taken from here when a box is rented."
+        ),
+    )
+
+    watch_every: int = Field(
+        default=60,
+        ge=10,
+        le=3600,
+        description=(
+            "Seconds between two looks of the watch at everything that is rented; under `demo` as fast as its time. A "
+            "minute is what a box in trouble may cost at most before anybody knows."
         ),
     )
 
@@ -319,6 +337,7 @@ def simulated(*, vast_url: str, model_url: str) -> dict[str, Any]:
         "vast_url": vast_url,
         "vast_api_key": SecretStr("simulated"),
         "box_env": {},
+        "hooks_public_url": None,  # the tree of a demo has an address of its own
         "model_url": model_url,
         "model_name": "simulated-operator",
         "model_api_key": None,

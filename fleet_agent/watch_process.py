@@ -32,7 +32,7 @@ async def keep_watch(
         async with _until_asked_to_end() as end:
             keeping = asyncio.create_task(watch.keep())
             asked = asyncio.create_task(end.wait())
-            tell("The watch goes on: it rings for what waits, and tells Prefect of runs that died.")
+            tell("The watch goes on: it rings for what waits, sees to what is rented, and tells Prefect of dead runs.")
             await asyncio.wait([keeping, asked], return_when=asyncio.FIRST_COMPLETED)
             asked.cancel()
             if keeping.done():

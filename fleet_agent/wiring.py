@@ -13,6 +13,7 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from datetime import timedelta
 
 from pydantic import SecretStr
 
@@ -21,14 +22,17 @@ from fleet_agent.clients.counting import count_tokens
 from fleet_agent.clients.notify import AppriseNotifier, NobodyToTell
 from fleet_agent.clients.pace import MemoryTurns, Pace, Turns, TurnsInAnyCase
 from fleet_agent.clients.secrecy import quiet_transport_logs
+from fleet_agent.domain.box_reports import BoxHook, hook_of
 from fleet_agent.domain.context import room_for_a_run
 from fleet_agent.domain.hygiene import MARK_BYTES
 from fleet_agent.domain.tokens import window_needed
 from fleet_agent.errors import DatabaseUnreachable, FixSetup
+from fleet_agent.housekeeping import HousePorts
 from fleet_agent.ports import Clock, Notifier, Ports
 from fleet_agent.settings import ServedModel, Settings, missing_for_up
 from fleet_agent.store import migrate, reading
 from fleet_agent.store.bell import PostgresBelfry
+from fleet_agent.store.books import PostgresBooks
 from fleet_agent.store.database import Database, open_database
 from fleet_agent.store.embedded import ensure_running, has_data
 from fleet_agent.store.installation import found_installation, is_founded, read_clock, timeline
@@ -169,6 +173,7 @@ async def open_ports(settings: Settings) -> AsyncGenerator[Ports]:
                 journal=PostgresJournal(database, clock, settings.fleet),
                 count_tokens=count_tokens,
                 draw_mark=lambda: secrets.token_hex(MARK_BYTES),
+                draw_hook=functools.partial(_draw_hook, settings.hooks_public_url),
             )
 
 
@@ -228,6 +233,15 @@ async def open_market(settings: Settings, database: Database) -> AsyncGenerator[
 
 
 @asynccontextmanager
+async def open_house(settings: Settings) -> AsyncGenerator[HousePorts]:
+    """Everything the housekeeping reaches the world through. Raises as `open_store` does."""
+    with _store_of_a_run(settings) as database:
+        clock = read_clock(database)
+        async with _open_vast(settings, database, clock, PostgresTurns(database, _vast_key(settings))) as market:
+            yield HousePorts(clock=clock, market=market, books=PostgresBooks(database))
+
+
+@asynccontextmanager
 async def open_prefect(api_url: str, auth_string: str | None) -> AsyncGenerator[prefect_rest.PrefectRest]:
     """Prefect's API of a running tree."""
     async with prefect_rest.open_client(api_url, auth_string) as client:
@@ -247,15 +261,21 @@ async def open_orchestrator(
 async def open_watch(
     settings: Settings, api_url: str, auth_string: str | None, *, tell: Callable[[str], None]
 ) -> AsyncGenerator[WatchPorts]:
-    """Everything the watch reaches the world through."""
+    """Everything the watch reaches the world through. Raises FixSetup where the key of the provider is missing: a watch
+    that sees no box keeps no limit."""
     with open_store(settings) as database:
         clock = read_clock(database)
         async with (
+            _open_vast(settings, database, clock, PostgresTurns(database, _vast_key(settings))) as market,
+            _open_demand(settings, clock) as demand,
             open_orchestrator(database, api_url, auth_string) as orchestrator,
             aclosing(PostgresBelfry(database, clock, read_clock_again=clock.read_again)) as belfry,
         ):
             yield WatchPorts(
                 clock=clock,
+                market=market,
+                demand=demand,
+                look_every=look_every(settings, timeline(database).speed),
                 belfry=belfry,
                 logbook=PostgresLogbook(database, clock),
                 orchestrator=orchestrator,
@@ -263,6 +283,20 @@ async def open_watch(
                 sleep=asyncio.sleep,
                 tell=tell,
             )
+
+
+def look_every(settings: Settings, speed: float) -> timedelta:
+    """Real time between two looks. However fast business runs, the provider and the database are asked no faster."""
+    return max(timedelta(seconds=settings.watch_every) / speed, timedelta(seconds=1))
+
+
+@asynccontextmanager
+async def _open_demand(settings: Settings, clock: Clock) -> AsyncGenerator[prometheus.PrometheusDemand | None]:
+    if settings.demand_prometheus_url is None:
+        yield None
+        return
+    async with prometheus.open_client(settings.demand_prometheus_url) as client:
+        yield prometheus.PrometheusDemand(client, _queries(settings), clock=clock)
 
 
 @asynccontextmanager
@@ -299,6 +333,10 @@ def _options(served: ServedModel, settings: Settings) -> model.ChatOptions:
         usd_per_million_tokens_in=served.usd_per_million_tokens_in,
         usd_per_million_tokens_out=served.usd_per_million_tokens_out,
     )
+
+
+def _draw_hook(public_url: str | None) -> BoxHook | None:
+    return None if public_url is None else hook_of(public_url, secrets.token_urlsafe(32))
 
 
 def _queries(settings: Settings) -> prometheus.DemandQueries:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
 from prefect import Task
@@ -39,8 +39,9 @@ from fleet_agent.domain.run import (
 )
 from fleet_agent.domain.show import gpu
 from fleet_agent.domain.spending import Booking
+from fleet_agent.domain.spent import Charge
 from fleet_agent.errors import FleetAgentError
-from fleet_agent.ports import DemandSource, Journal, Market, Model, Notifier, OfferQuery, Ports, RentOrder
+from fleet_agent.ports import DemandSource, Journal, Market, Model, Notifier, OfferQuery, Offers, Ports, RentOrder
 
 Answer = TypeVar("Answer")
 
@@ -87,7 +88,7 @@ class TaskedMarket:
     async def inventory(self) -> Inventory:
         return await _shown("list boxes", "list the boxes", self._market.inventory)
 
-    async def offers(self, query: OfferQuery) -> tuple[Offer, ...]:
+    async def offers(self, query: OfferQuery) -> Offers:
         wanted = (
             f"look at offer {query.offer_id} again" if query.offer_id else f"search {query.gpu_name or 'all'} offers"
         )
@@ -97,6 +98,10 @@ class TaskedMarket:
 
     async def account(self) -> Account:
         return await _shown("read account", "read the account", self._market.account)
+
+    async def charges(self, since: datetime, until: datetime) -> tuple[Charge, ...]:
+        name = f"read the charges since {since:%Y-%m-%d}"
+        return await _shown("read charges", name, lambda: self._market.charges(since, until))
 
     async def rent(self, order: RentOrder) -> int:
         offer = self._seen[order.offer_id]

@@ -8,12 +8,12 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from fleet_agent.domain.ledger import ActionStatus
-from fleet_agent.domain.rules import Decision
+from fleet_agent.domain.rules import Actor, Decision
 from fleet_agent.domain.run import MessageKind
 from fleet_agent.domain.triggers import Kind, Priority, Trigger
 from fleet_agent.store import session, tables
 from fleet_agent.store.database import Database
-from fleet_agent.store.tables import Actor, RunStatus, WakeStatus
+from fleet_agent.store.tables import RunStatus, WakeStatus
 
 BETWEEN_RUNS = timedelta(minutes=5)
 
@@ -57,7 +57,7 @@ _TIMES = ", ".join(f"'{name}', :first + (n - 1) * :between" for name in ("opened
 _RUN = f"""jsonb_build_object('run_id', n, 'flow_run_id', 'written-' || n, 'in_prompt', n % :every = 0,
     'no_op', n % :every <> 0, 'summary', 'Run ' || n || ': ' || sample.summary, {_TIMES})"""
 _OTHER = """jsonb_build_object('run_id', n, 'claimed_by_run', n, 'consumed_by_run', n, 'processed_by_run', n,
-    'key', 'written-' || n, 'events', jsonb_build_array(-n))"""
+    'sent_by_run', n, 'key', 'written-' || n, 'events', jsonb_build_array(-n))"""
 
 
 def _copy(table: str, which: str, changes: str) -> str:
@@ -99,7 +99,7 @@ def _first_run(tx: Session, fleet: str, summary: str, at: datetime) -> None:
         tables.Action(
             fleet=fleet, key="written-1", actor=Actor.AGENT.value, run_id=1, tool="notify_human", arguments={},
             created_at=at, ruling=Decision.ALLOW.value, code="", sentence="", status=ActionStatus.DONE.value,
-            outcome="told", settled_at=at,
+            sent_at=at, sent_by_run=1, outcome="told", settled_at=at,
         )
     )  # fmt: skip
     tx.add(

@@ -24,12 +24,17 @@ class TemporaryPostgres:
         self._numbers = itertools.count(1)
         self._free: list[str] = []
 
+    def template(self, name: str) -> str:
+        """The URL of a new database like the template that is a template itself, once nobody is connected to it."""
+        self.server.create_database(name, template=TEMPLATE)
+        return self.server.url(name)
+
     @contextmanager
-    def clone(self) -> Generator[str]:
+    def clone(self, template: str = TEMPLATE) -> Generator[str]:
         """The URL of a new database like the template, dropped afterwards whoever is still connected to it. Names come
         again, so that a test may find its statements compiled by the one before it (`tests.world.opened`)."""
         name = self._free.pop() if self._free else f"test_{next(self._numbers)}"
-        self.server.create_database(name, template=TEMPLATE)
+        self.server.create_database(name, template=template)
         try:
             yield self.server.url(name)
         finally:

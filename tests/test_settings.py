@@ -123,6 +123,7 @@ def all_set() -> Settings:
         prefect_database_url=SecretStr(f"postgresql://me:{SECRET}-2@db/prefect"),
         work_pool="fleet-agent-process",
         hooks_bind="[::1]:8301",
+        hooks_public_url="https://fleet.example.net",
         vast_url="http://vast.example",
         vast_api_key=SecretStr(f"{SECRET}-3"),
         box_env={"TOKEN": SecretStr(f"{SECRET}-4")},
@@ -147,6 +148,7 @@ def all_set() -> Settings:
             ),
         ),
         demand_prometheus_url="http://prometheus.example",
+        watch_every=30,
         demand_query_pending="a",
         demand_query_running="b",
         demand_query_oldest_pending_seconds="c",
@@ -220,6 +222,7 @@ def test_a_demo_keeps_nothing_that_reaches_the_real_world() -> None:
         "prefect_database_url",
         "work_pool",
         "hooks_bind",
+        "watch_every",
         "model_max_output_tokens",
     }
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import gc
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 from sqlalchemy.engine import Dialect
 
 from fleet_agent.domain.run import Run, RunRequest
 from fleet_agent.domain.triggers import Trigger
-from fleet_agent.errors import DatabaseUnreachable, DatabaseUnusable
+from fleet_agent.errors import DatabaseUnreachable, DatabaseUnusable, FixSetup
 from fleet_agent.settings import Settings
 from fleet_agent.store.embedded import ensure_running
-from fleet_agent.wiring import HeldStore, open_ports
+from fleet_agent.wiring import HeldStore, look_every, open_ports, open_watch
 from tests.postgres import plain, temporary_folder
 
 
@@ -119,3 +120,23 @@ def test_an_embedded_server_that_was_stopped_is_started_again_and_a_given_one_is
 def stop(folder: Path) -> None:
     with ensure_running(folder) as server:
         server.stop()
+
+
+@pytest.mark.parametrize(("every", "speed", "pause"), [(60, 1, 60), (60, 15, 4), (60, 60, 1), (10, 60, 1), (10, 1, 10)])
+def test_looks_follow_business_time_and_are_never_closer_than_a_second(every: int, speed: float, pause: float) -> None:
+    assert look_every(settings_of(None, watch_every=every), speed) == timedelta(seconds=pause)
+
+
+@pytest.mark.parametrize("every", [0, 9, 3601])
+def test_a_look_is_no_oftener_than_every_ten_seconds(every: int) -> None:
+    with pytest.raises(ValidationError):
+        settings_of(None, watch_every=every)
+
+
+async def test_a_watch_without_the_key_of_the_provider_does_not_begin(database_url: str) -> None:
+    """It would ring and tell, and everybody would think that the limits are kept. Control: with the key it does."""
+    with pytest.raises(FixSetup, match="API key of vast"):
+        async with open_watch(settings_of(database_url, vast_api_key=None), "http://127.0.0.1:9/api", None, tell=print):
+            pass
+    async with open_watch(settings_of(database_url), "http://127.0.0.1:9/api", None, tell=print) as ports:
+        assert ports.demand is not None

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import httpx2
 from openai import AsyncOpenAI
+from sqlalchemy import text
 
 from fleet_agent.clients.model import ChatModel, ChatOptions
 from fleet_agent.clients.models import ModelList
@@ -39,6 +40,7 @@ from fleet_agent.store.inbox import Post, post
 from fleet_agent.store.installation import found_installation
 from fleet_agent.store.journal import PostgresJournal
 from fleet_agent.store.model_servers import PostgresModelMemory
+from tests.soundness import Door, unsound
 
 NOON = datetime(2026, 3, 17, 12, 0, tzinfo=UTC)
 IMAGE = "example/prover@sha256:" + "a" * 64
@@ -55,6 +57,13 @@ A_BATCH = Scenario(
     demand=DemandScript(waiting=14, effort=0.012),
 )
 """Work for two boxes: it still waits at the heartbeat after they were rented, and is done at the next."""
+
+REAL_TIMES = {
+    "run": ("seen_at",),
+    "action": ("sent_at", "send_by"),
+    "box": ("missed_since", "busy_until"),
+}
+"""The columns of a fleet that are measured by the database's own clock."""
 
 
 class StoryClock:
@@ -99,7 +108,10 @@ class Installation:
     database: Database
     ports: Ports
     notifier: ListeningNotifier
+    door: Door
     fleet: str = "main"
+    unsound_because: str = ""
+    """Set by a test that breaks a promise about money to show that it would be broken."""
     _flow_runs: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     # --- what happens -------------------------------------------------------------------------------------------------
@@ -119,9 +131,21 @@ class Installation:
         self.time.advance(HEARTBEAT)
         return await self.run(Trigger.HEARTBEAT)
 
-    def say(self, text: str) -> None:
+    def pass_time(self, by: timedelta) -> None:
+        """Both clocks go on, and so does the database's own."""
+        self.time.advance(by)
+        self.date_back(by)
+
+    def date_back(self, by: timedelta) -> None:
+        """What the database measures by its own clock is as if so much time had passed since."""
+        with self.database.transaction() as tx:
+            for table, columns in REAL_TIMES.items():
+                dated_back = ", ".join(f"{column} = {column} - :by" for column in columns)
+                tx.execute(text(f"UPDATE {table} SET {dated_back}"), {"by": by})
+
+    def say(self, words: str) -> None:
         with self.database.shared(self.fleet) as tx:
-            post(tx, self.fleet, Post(kind=Kind.MESSAGE, source="cli", text=text), now=self.time.now())
+            post(tx, self.fleet, Post(kind=Kind.MESSAGE, source="cli", text=words), now=self.time.now())
 
     def set_policy(self, changes: Mapping[str, str]) -> None:
         with self.database.exclusive(self.fleet) as tx:
@@ -160,13 +184,26 @@ async def installation(
 ) -> AsyncGenerator[Installation]:
     """A new installation whose policy names an image, on a world of its own at noon."""
     time = ManualClock(NOON)
-    clock = StoryClock(time)
     sim = open_world(time, scenario, seed=seed, policy=model, api_key=key_wanted)
     database = opened(database_url)
-    found_installation(database, origin=NOON)
+    try:
+        found_installation(database, origin=NOON)
+        async with living_in(sim, time, database) as made:
+            made.set_policy({"launch.image": IMAGE})
+            yield made
+            assert made.unsound_because or not (broken := unsound(made)), broken
+    finally:
+        database.close()
+
+
+@asynccontextmanager
+async def living_in(sim: World, time: ManualClock, database: Database) -> AsyncGenerator[Installation]:
+    """The installation of this database, on a world that others may share with it."""
+    clock = StoryClock(time)
+    door = Door(sim, database)
     notifier = ListeningNotifier()
     async with (
-        httpx.AsyncClient(base_url=ADDRESS, transport=httpx.ASGITransport(sim.vast_face), headers=KEY) as vast,
+        httpx.AsyncClient(base_url=ADDRESS, transport=httpx.ASGITransport(door), headers=KEY) as vast,
         httpx.AsyncClient(base_url=f"{ADDRESS}/demand", transport=httpx.ASGITransport(sim.vast_face)) as demand,
         AsyncOpenAI(
             base_url=f"{ADDRESS}/v1",
@@ -177,12 +214,13 @@ async def installation(
     ):
         options = ChatOptions(model="simulated")
         chat_model = ChatModel(chat, options, count_tokens=by_bytes, elapsed=clock.elapsed, sleep=skip)
-        made = Installation(
+        yield Installation(
             sim=sim,
             time=time,
             clock=clock,
             database=database,
             notifier=notifier,
+            door=door,
             ports=Ports(
                 clock=clock,
                 market=VastMarket(vast, clock=clock, pace=Pace({}, MemoryTurns(clock.now), sleep=skip), box_env={}),
@@ -194,11 +232,6 @@ async def installation(
                 draw_mark=marks(),
             ),
         )
-        made.set_policy({"launch.image": IMAGE})
-        try:
-            yield made
-        finally:
-            database.close()
 
 
 @cache

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Any
 
-from fleet_agent.clients.prefect_api import FLOW
+from fleet_agent.clients.prefect_api import ALL_FLEETS, FLOW, HOUSEKEEPING
 from fleet_agent.clients.prefect_rest import PrefectRest
 from fleet_agent.domain.health import Deployment, Limit, LiveFlowRun, Schedule, ServerSettings, WorkPool
 
@@ -38,9 +38,10 @@ class PrefectAdmin:
             ),
         )
 
-    async def deployment(self, fleet: str) -> Deployment | None:
-        """The fleet's own; None if there is none, as before `fleet-agent deploy`."""
-        answer = await self._rest.ask("GET", f"/deployments/name/{FLOW}/{fleet}")
+    async def deployment(self, name: str) -> Deployment | None:
+        """A fleet's, or that for all fleets; None if there is none, as before `fleet-agent deploy`."""
+        flow = HOUSEKEEPING if name == ALL_FLEETS else FLOW
+        answer = await self._rest.ask("GET", f"/deployments/name/{flow}/{name}")
         return None if answer.status_code == HTTPStatus.NOT_FOUND else _deployment(answer.json())
 
     async def work_pool(self, name: str) -> WorkPool | None:

@@ -18,6 +18,9 @@ from fleet_agent.domain.triggers import Doorbell, Trigger, rung_at
 from fleet_agent.errors import FixSetup, TryLater
 
 FLOW = "agent-cycle"
+"""Its deployments are the fleets, each under its name."""
+HOUSEKEEPING, ALL_FLEETS = "housekeeping", "all_fleets"
+"""The flow of what is done for all fleets together, and its one deployment: no fleet can be called so."""
 
 MOST_AT_ONCE: Final = 200
 """Flow runs in one answer: Prefect's own limit."""

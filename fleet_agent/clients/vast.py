@@ -17,10 +17,13 @@ Source for addresses, fields and limits: vast.ai's published API reference and i
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -40,6 +43,10 @@ from fleet_agent.clients.pace import Pace, retry_after
 from fleet_agent.clients.secrecy import blanked, quoted, sendable_key
 from fleet_agent.clients.tls import trusted
 from fleet_agent.clients.vast_wire import (
+    INSTANCE,
+    RENT,
+    ChargePage,
+    ChargeRow,
     InstancePage,
     InstanceRow,
     LogAddress,
@@ -49,10 +56,12 @@ from fleet_agent.clients.vast_wire import (
     User,
     said_by,
 )
+from fleet_agent.domain.box_reports import VARIABLE, without_tokens
 from fleet_agent.domain.fleet import Instance, Inventory, Offer
 from fleet_agent.domain.observation import Account
 from fleet_agent.domain.pace import Limit
 from fleet_agent.domain.rules import unmet_floor
+from fleet_agent.domain.spent import Charge
 from fleet_agent.errors import (
     AlreadyGone,
     ChooseAnother,
@@ -65,7 +74,7 @@ from fleet_agent.errors import (
     StopRenting,
     TryLater,
 )
-from fleet_agent.ports import Clock, OfferQuery, RentOrder
+from fleet_agent.ports import Clock, OfferQuery, Offers, RentOrder
 
 LIST = "the list of boxes"
 SEARCH = "the search for offers"
@@ -73,6 +82,7 @@ CREATE = "the renting of a box"
 DESTROY = "the destruction of a box"
 LOGS = "the logs of a box"
 ACCOUNT = "the account"
+CHARGES = "the charges"
 
 LIMITS: Mapping[str, Limit] = {
     # The documented gaps × 1.2. The provider also has a daily search quota of undisclosed size; 1,000 is three searches
@@ -83,6 +93,7 @@ LIMITS: Mapping[str, Limit] = {
     DESTROY: Limit(timedelta(seconds=3.6)),
     LOGS: Limit(timedelta(seconds=1.2)),
     ACCOUNT: Limit(timedelta(seconds=1.2)),
+    CHARGES: Limit(timedelta(seconds=1.2)),
 }
 
 PENALTY = timedelta(seconds=12)
@@ -96,6 +107,7 @@ READ_DEADLINE = timedelta(seconds=60)
 """Longest time for everything one question needs: turns, pages, the second attempt."""
 
 ROWS_PER_PAGE = 25
+CHARGES_PER_PAGE = 100
 LOG_POLLS = 20
 LOG_POLL_GAP = timedelta(seconds=0.5)
 LONGEST_LOG_BYTES = 256 * 1024
@@ -163,7 +175,7 @@ class VastMarket:
             raise InventoryUnknown(error.cause, error.remedy) from error
         return Inventory(instances=tuple(_instance(row) for row in rows), seen_at=seen_at)
 
-    async def offers(self, query: OfferQuery) -> tuple[Offer, ...]:
+    async def offers(self, query: OfferQuery) -> Offers:
         async with _at_most(self._read_deadline, SEARCH):
             listed = await self._read(SEARCH, OfferList, "POST", "/api/v0/bundles/", json=_search(query))
         understood = [row for document in listed.offers if (row := OfferRow.understood(document))]
@@ -175,6 +187,11 @@ class VastMarket:
         async with _at_most(self._read_deadline, ACCOUNT):
             user = await self._read(ACCOUNT, User, "GET", "/api/v0/users/current")
         return Account(credit_usd=user.credit)
+
+    async def charges(self, since: datetime, until: datetime) -> tuple[Charge, ...]:
+        async with _at_most(self._read_deadline, CHARGES):
+            rows = await self._every_charge(since, until)
+        return tuple(_charge(row, row.instance_id) for row in rows if row.instance_id is not None)
 
     async def logs(self, vast_id: int, tail: int) -> str:
         async with _at_most(self._read_deadline, LOGS):
@@ -190,7 +207,7 @@ class VastMarket:
 
     async def rent(self, order: RentOrder) -> int:
         """As `ports.Market.rent`. Raises FixSetup, before anything is sent, for a `$NAME` that nobody set."""
-        body = _create_body(order, env=_looked_up(order.env, self._box_env))
+        body = _create_body(order, env=_looked_up(order.env, self._box_env) | _hook(order))
         path = f"/api/v0/asks/{order.offer_id}/"
         response = await self._send_effect(CREATE, "PUT", path, body, send_by=order.send_by)
         outcome = _outcome_of_create(response, self._secrets)
@@ -228,6 +245,26 @@ class VastMarket:
             query |= {"after_token": page.next_token}
         if len(rows) != announced:
             raise InventoryUnknown(f"vast.ai announced {announced} boxes and listed {len(rows)}", NEXT_RUN)
+        return list(rows.values())
+
+    async def _every_charge(self, since: datetime, until: datetime) -> list[ChargeRow]:
+        """The rows of all pages, or TryLater. A contract may have one row or, day by day, several."""
+        rows: dict[tuple[str, float | None, float | None], ChargeRow] = {}
+        query = _charges_asked_for(since, until)
+        while True:
+            page = await self._read(CHARGES, ChargePage, "GET", "/api/v0/charges/", params=query)
+            for row in page.results:
+                if (row.source, row.start, row.end) in rows:
+                    raise TryLater(f"vast.ai listed a charge for {row.source} twice", NEXT_RUN)
+                rows[row.source, row.start, row.end] = row
+            contracts = len({row.source for row in rows.values()})
+            if not page.next_token or contracts > page.total:
+                break
+            if not page.results:
+                raise TryLater("vast.ai sent an empty page of charges and promised another", NEXT_RUN)
+            query |= {"after_token": page.next_token}
+        if page.total not in (contracts, len(rows)):
+            raise TryLater(f"vast.ai announced charges for {page.total} boxes and listed {contracts}", NEXT_RUN)
         return list(rows.values())
 
     async def _read(self, endpoint: str, wire: type[Document], method: str, path: str, **request: Any) -> Document:
@@ -323,7 +360,7 @@ def _search(query: OfferQuery) -> dict[str, Any]:
         "type": "on-demand",
         "order": [["dph_total", "asc"]],
         # Several offers may stand on one machine, and some fall to our own filter: without a reserve few would be left.
-        "limit": query.limit * 4,
+        "limit": (query.limit + len(query.banned)) * 4,
     }
     if names := [query.gpu_name] if query.gpu_name else list(floors.gpu_names):
         wanted["gpu_name"] = {"in": names}
@@ -331,9 +368,21 @@ def _search(query: OfferQuery) -> dict[str, Any]:
         wanted["verified"] = {"eq": True}
     if floors.whole_machine:
         wanted["gpu_frac"] = {"gte": 1}
+    if query.num_gpus is not None:
+        wanted["num_gpus"] = {"eq": query.num_gpus}
     if query.offer_id is not None:
         wanted["id"] = {"eq": query.offer_id}
     return wanted
+
+
+def _charges_asked_for(since: datetime, until: datetime) -> dict[str, str]:
+    days = {"gte": math.floor(since.timestamp()), "lte": math.ceil(until.timestamp())}
+    return {
+        "select_filters": json.dumps({"day": days, "type": {"in": [INSTANCE]}}),
+        "latest_first": "false",  # the newest come last, so that what is charged meanwhile moves no page
+        "format": "table",
+        "limit": str(CHARGES_PER_PAGE),
+    }
 
 
 def _create_body(order: RentOrder, env: Mapping[str, str]) -> dict[str, Any]:
@@ -357,6 +406,10 @@ def _looked_up(env: Mapping[str, str], box_env: Mapping[str, str]) -> dict[str, 
     if unset:
         raise FixSetup(f"the policy's launch.env names {', '.join(unset)}, which nobody set", "add it to FLEET_BOX_ENV")
     return {name: box_env[value[1:]] if value.startswith("$") else value for name, value in env.items()}
+
+
+def _hook(order: RentOrder) -> dict[str, str]:
+    return {} if order.hook is None else {VARIABLE: order.hook.get_secret_value()}
 
 
 # --- what an answer means ---------------------------------------------------------------------------------------------
@@ -506,7 +559,7 @@ def _instance(row: InstanceRow) -> Instance:
         actual_status=row.actual_status or "",
         intended_status=row.intended_status or "",
         contract_status=row.cur_state or "",
-        status_message=row.status_msg or "",
+        status_message=without_tokens(row.status_msg or ""),
         started_at=datetime.fromtimestamp(row.start_date, UTC),
     )
 
@@ -536,18 +589,32 @@ def _offer(row: OfferRow) -> Offer:
     )
 
 
-def _cheapest_per_machine(offers: list[Offer], query: OfferQuery) -> tuple[Offer, ...]:
-    """The floors and the question applied on our side, cheapest first, one per machine."""
+def _charge(row: ChargeRow, vast_id: int) -> Charge:
+    by_the_hour = [item.amount for item in row.items or () if item.type in RENT]
+    return Charge(
+        vast_id=vast_id,
+        label=row.metadata.label if row.metadata else "",
+        start=datetime.fromtimestamp(row.start, UTC) if row.start else None,
+        end=datetime.fromtimestamp(row.end, UTC) if row.end else None,
+        usd=row.amount,
+        rent_usd=sum(by_the_hour, start=Decimal(0)) if row.items else row.amount,
+    )
+
+
+def _cheapest_per_machine(offers: list[Offer], query: OfferQuery) -> Offers:
+    """The floors, the question and the bans applied on our side, cheapest first, one per machine."""
     best: dict[int, Offer] = {}
     for offer in sorted(offers, key=lambda offer: (offer.usd_per_hour, offer.id)):
         if _answers(offer, query) and unmet_floor(offer, query.policy) is None:
             best.setdefault(offer.machine_id, offer)
-    return tuple(best.values())[: query.limit]
+    wanted = [offer for machine_id, offer in best.items() if machine_id not in query.banned]
+    return Offers(wanted[: query.limit], left_out=len(best) - len(wanted))
 
 
 def _answers(offer: Offer, query: OfferQuery) -> bool:
     return (
         query.gpu_name in (None, offer.gpu_name)
+        and query.num_gpus in (None, offer.num_gpus)
         and query.offer_id in (None, offer.id)
         and offer.disk_gb >= query.policy.launch.disk_gb
     )

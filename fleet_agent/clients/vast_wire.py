@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Annotated, Any, Self
 
 import httpx
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 
 class Wire(BaseModel):
@@ -25,6 +25,7 @@ def _text_or_nothing(value: object) -> str:
 Words = Annotated[str, BeforeValidator(_text_or_nothing)]
 Epoch = Annotated[float, Field(ge=0, le=253_402_300_799, description="seconds since 1970, up to the year 9999")]
 Price = Annotated[Decimal, Field(ge=0, lt=10_000, description="$/h; nothing that is rented there costs nearly as much")]
+Amount = Annotated[Decimal, Field(gt=-100_000, lt=100_000, description="$; a credit is negative")]
 Id = Annotated[int, Field(ge=1, le=2**63 - 1, description="what a database can keep")]
 Gpus = Annotated[int, Field(ge=0, le=10_000)]
 
@@ -144,3 +145,52 @@ class User(Wire):
 
 class LogAddress(Wire):
     result_url: str
+
+
+INSTANCE = "instance"
+INSTANCE_SOURCE = rf"{INSTANCE}-([1-9][0-9]{{0,17}})"
+
+RENT = frozenset({"gpu", "disk"})
+"""The items of a charge that go by the hour; the others are traffic, and what was agreed about outages."""
+
+
+class ChargeItem(Wire):
+    type: Words = ""
+    amount: Amount
+
+
+class ChargeMetadata(Wire):
+    label: Words = ""
+
+
+class ChargeRow(Wire):
+    """What was charged for one contract: `source` is its kind and number. `start` and `end` may be days, or nothing."""
+
+    type: str
+    source: str
+    amount: Amount
+    start: Epoch | None = None
+    end: Epoch | None = None
+    metadata: ChargeMetadata | None = None
+    items: list[ChargeItem] | None = None
+
+    @field_validator("source")
+    @classmethod
+    def _tells_the_number(cls, source: str) -> str:
+        if source.startswith(INSTANCE) and not re.fullmatch(INSTANCE_SOURCE, source):
+            raise ValueError("no number of an instance")
+        return source
+
+    @property
+    def instance_id(self) -> int | None:
+        """None for what else is charged for."""
+        found = re.fullmatch(INSTANCE_SOURCE, self.source)
+        return int(found[1]) if found else None
+
+
+class ChargePage(Wire):
+    """A page of charges. `total` is how many contracts there are on all pages."""
+
+    results: list[ChargeRow]
+    total: Annotated[int, Field(ge=0)]
+    next_token: str | None = None

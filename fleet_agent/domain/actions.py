@@ -20,6 +20,7 @@ from typing import Annotated, Any, ClassVar, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fleet_agent.domain.hosts import Failure
 from fleet_agent.domain.values import Frozen
 from fleet_agent.domain.verdict import Verdict
 from fleet_agent.domain.wakes import as_utc
@@ -110,6 +111,15 @@ class SetNotes(Write):
     text: Annotated[str, Field(max_length=2000)]
 
 
+class BanHost(Write):
+    """Rent a machine no more for a while. Only machines that one of our boxes is or was on can be banned."""
+
+    name: ClassVar[str] = "ban_host"
+    machine_id: Annotated[int, Field(ge=1, le=2**63 - 1, description="as list_boxes shows it")]
+    failure: Annotated[Failure, Field(description="what the next try would bring; it decides how long the ban lasts")]
+    reason: Reason
+
+
 class RentBox(Effect):
     """Rent one machine of the last listing. What runs on it is set by the operator's policy."""
 
@@ -118,8 +128,16 @@ class RentBox(Effect):
     reason: Reason
 
 
+class DrainBox(Effect):
+    """Let one of our boxes finish the proofs it has at hand, take no more, and be destroyed once it is idle."""
+
+    name: ClassVar[str] = "drain_box"
+    id: Annotated[int, Field(description="the box id of list_boxes")]
+    reason: Reason
+
+
 class DestroyBox(Effect):
-    """Destroy one of our boxes for good. Its billing ends."""
+    """Destroy one of our boxes for good, at once. Its billing ends; a box that may be proving is to be drained."""
 
     name: ClassVar[str] = "destroy_box"
     id: Annotated[int, Field(description="the box id of list_boxes")]
@@ -163,7 +181,9 @@ TOOLS: tuple[type[Tool], ...] = (
     ReadLogs,
     ReadRun,
     RentBox,
+    DrainBox,
     DestroyBox,
+    BanHost,
     NotifyHuman,
     ScheduleNextCheck,
     SetNotes,
@@ -216,11 +236,15 @@ def tool_definitions() -> tuple[dict[str, Any], ...]:
 
 
 def _parameters(tool: type[Tool]) -> dict[str, Any]:
-    """JSON schema without the titles and the class docstring that pydantic adds: the model pays for every token."""
+    """JSON schema without the titles, docstrings and references that pydantic adds: the model pays for every token."""
     schema = tool.model_json_schema()
     schema.pop("description", None)
     schema.pop("title", None)
+    named = schema.pop("$defs", {})
     for field in schema.get("properties", {}).values():
         field.pop("title", None)
+        if "$ref" in field:
+            words = named[field.pop("$ref").rpartition("/")[2]]
+            field |= {"type": words["type"], "enum": words["enum"]}
     schema.setdefault("properties", {})
     return schema

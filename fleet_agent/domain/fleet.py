@@ -90,6 +90,7 @@ class Stage(StrEnum):
 
 
 LIVE_STAGES = frozenset(Stage) - {Stage.GONE}
+LEAVING_STAGES = frozenset({Stage.DRAINING, Stage.DESTROYING})
 
 
 class Box(Frozen):
@@ -102,9 +103,20 @@ class Box(Frozen):
     gpu_name: str
     num_gpus: int
     usd_per_hour: Decimal
+    """As the newest look shows it; as agreed until there is one."""
+    agreed_usd_per_hour: Decimal
     stage: Stage
+    stage_since: datetime
     rented_at: datetime
     protected: bool
+    drain_by: datetime | None = None
+    """It takes no more work, and is destroyed once it is idle, at this time at the latest."""
+    drain_because: str = ""
+    tasks: int | None = None
+    """Proofs that it has at hand by its own word; None where it never said."""
+    reported_at: datetime | None = None
+    busy: bool = False
+    """A call about it is on its way to the provider."""
 
 
 LABEL_PREFIX = "fa"

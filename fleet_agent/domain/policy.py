@@ -15,6 +15,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationError, field_validator
 
+from fleet_agent.domain.hosts import BanBounds
 from fleet_agent.domain.values import Frozen
 from fleet_agent.errors import PolicyInvalid
 
@@ -32,6 +33,23 @@ class Limits(Frozen):
     max_rents_per_run: Annotated[int, Field(ge=0, le=50, description="a wrong run can only do so much")] = 2
     max_destroys_per_run: Annotated[int, Field(ge=0, le=50, description="a wrong run can only do so much")] = 2
     max_notifications_per_run: Annotated[int, Field(ge=0, le=20, description="a person reads only so much")] = 2
+    max_bans_per_run: Annotated[int, Field(ge=0, le=50, description="machines that one run may ban")] = 2
+    max_usd_per_day: Annotated[
+        Positive, Field(description="boxes of the last 24 h and the next hour of all that run, $")
+    ] = Decimal("50.00")
+    max_usd_per_proof: Annotated[
+        Positive | None, Field(description="ceiling for machines whose rate was measured, $; null: none")
+    ] = None
+    min_runway: Annotated[
+        timedelta,
+        Field(ge=timedelta(0), description="such as PT2H; nothing is rented that leaves credit for less than this"),
+    ] = timedelta(hours=2)
+    max_rents_per_hour: Annotated[int, Field(ge=0, le=1000, description="of all runs together")] = 10
+    max_destroys_per_hour: Annotated[int, Field(ge=0, le=1000, description="of all runs together")] = 20
+    min_age: Annotated[
+        timedelta,
+        Field(ge=timedelta(0), description="such as PT5M; a younger box is not given up: its start is paid already"),
+    ] = timedelta(minutes=5)
 
 
 class OfferFloors(Frozen):
@@ -112,12 +130,80 @@ class ModelBounds(Frozen):
     ] = Decimal("5.00")
 
 
+class Approvals(Frozen):
+    """What waits for a person's word. A grant has a bound, is used once, and expires."""
+
+    rent_above_usd_per_hour: Annotated[
+        Positive | None, Field(description="a dearer box needs a word, $/h; null: none does")
+    ] = Decimal("1.00")
+    always: Annotated[tuple[str, ...], Field(description='tools that always need a word, such as ["destroy_box"]')] = ()
+    tainted_max_usd_per_hour: Annotated[
+        Decimal,
+        Field(ge=0, description="what a run may rent by itself that has read words from outside, all together, $/h"),
+    ] = Decimal("0.50")
+    tainted_max_destroys: Annotated[
+        int, Field(ge=0, le=50, description="boxes that such a run may give up by itself")
+    ] = 1
+    expire_after: Annotated[
+        timedelta, Field(gt=timedelta(0), le=timedelta(days=7), description="such as PT4H; then it is refused")
+    ] = timedelta(hours=4)
+
+    @field_validator("always")
+    @classmethod
+    def _known(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = sorted(set(tools) - {"rent_box", "drain_box", "destroy_box"})
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)} cannot be made to wait; rent_box, drain_box and destroy_box can")
+        return tools
+
+
+class Deadlines(Frozen):
+    """How long a box may take for each part of its way; then the watch destroys it. Times since the part before."""
+
+    booting: Annotated[timedelta, Field(gt=timedelta(0), description="from renting until its container runs")] = (
+        timedelta(minutes=30)
+    )
+    registering: Annotated[timedelta, Field(gt=timedelta(0), description="until it reports for the first time")] = (
+        timedelta(minutes=15)
+    )
+    fetching: Annotated[timedelta, Field(gt=timedelta(0), description="until its parameter files are there")] = (
+        timedelta(minutes=90)
+    )
+    benchmarking: Annotated[timedelta, Field(gt=timedelta(0), description="until it has measured itself")] = timedelta(
+        minutes=45
+    )
+    outage: Annotated[
+        timedelta, Field(gt=timedelta(0), description="how long a host may be offline or a box stopped unasked")
+    ] = timedelta(minutes=5)
+    draining: Annotated[timedelta, Field(gt=timedelta(0), description="for the proofs that a box has at hand")] = (
+        timedelta(minutes=30)
+    )
+
+
+class WatchBounds(Frozen):
+    """What the watch does by itself."""
+
+    orphans: Annotated[
+        str, Field(pattern="^(adopt|destroy)$", description="boxes with our label that the ledger does not know")
+    ] = "adopt"
+    over_price: Annotated[
+        Decimal, Field(ge=0, le=10, description="share by which a box may cost more than agreed; 0.05 is 5 %")
+    ] = Decimal("0.05")
+    rent_failures: Annotated[
+        int, Field(ge=1, le=100, description="rents in a row that come to nothing, until renting is paused")
+    ] = 5
+
+
 class Policy(Frozen):
     limits: Limits = Limits()
     offers: OfferFloors = OfferFloors()
     launch: Launch = Launch()
     run: RunBounds = RunBounds()
     model: ModelBounds = ModelBounds()
+    approvals: Approvals = Approvals()
+    bans: BanBounds = BanBounds()
+    deadlines: Deadlines = Deadlines()
+    watch: WatchBounds = WatchBounds()
 
 
 def changed(policy: Policy, changes: Mapping[str, str]) -> Policy:

@@ -6,16 +6,21 @@ These are what the story (`cycle.py`), the prompt (`context.py`) and the journal
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
+from fleet_agent.domain.actions import Effect
+from fleet_agent.domain.approvals import Grant
+from fleet_agent.domain.fleet import Offer
+from fleet_agent.domain.hosts import Ban, Benchmark
 from fleet_agent.domain.ledger import Deed, Ruled
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Mode
 from fleet_agent.domain.taint import Taint
-from fleet_agent.domain.triggers import Event, Kind, Trigger
+from fleet_agent.domain.triggers import Event, Kind, Priority, Trigger
 from fleet_agent.domain.values import Frozen
 from fleet_agent.domain.verdict import Verdict
 from fleet_agent.domain.wakes import Wake
@@ -92,8 +97,10 @@ class Meanwhile(Frozen):
 
 
 def reason_of(claimed: Claimed) -> str:
-    """Why a run happens, in a few words: a person's words, then the most urgent event, then a wake; else empty."""
-    events = sorted(claimed.events, key=lambda event: (event.kind is not Kind.MESSAGE, event.priority, event.id))
+    """Why a run happens, in a few words: a person's words, then the most urgent event, then a wake; else empty. What is
+    routine is no reason."""
+    events = [event for event in claimed.events if event.priority is not Priority.ROUTINE]
+    events.sort(key=lambda event: (event.kind is not Kind.MESSAGE, event.priority, event.id))
     reasons = [event.text.strip() or event.kind.value.replace("_", " ") for event in events]
     return first_of([*reasons, *(wake.reason for wake in claimed.wakes)])
 
@@ -210,6 +217,18 @@ class Approval(Frozen):
     arguments: dict[str, Any]
     sentence: str
     asked_at: datetime
+    bound: str = ""
+    """What a person's word would grant, in words."""
+
+
+@dataclass(frozen=True)
+class Approved:
+    """An action that a person approved and nobody has carried out yet; `offer` is the one that was asked about."""
+
+    key: str
+    action: Effect
+    offer: Offer | None
+    grant: Grant
 
 
 class Standing(Frozen):
@@ -233,6 +252,13 @@ class Standing(Frozen):
     last_bands: dict[str, str]
     """Of the newest look that somebody decided on, see `domain.waking`; empty before the first."""
     last_review_at: datetime | None
+    bans: tuple[Ban, ...] = ()
+    """In force, newest first."""
+    benchmarks: tuple[Benchmark, ...] = ()
+    scale_out_paused: bool = False
+    scale_in_paused: bool = False
+    rent_breaker: str = ""
+    """Why renting pauses by itself until a person closes the breaker; empty where it does not."""
 
 
 class Usage(Frozen):

@@ -13,8 +13,7 @@ from decimal import Decimal
 from fleet_agent.domain.fleet import Box, Offer
 from fleet_agent.domain.hygiene import clean
 from fleet_agent.domain.observation import Known, Observation, Unknown
-from fleet_agent.domain.policy import Policy
-from fleet_agent.domain.rules import Mode
+from fleet_agent.domain.run import Standing
 
 MOST_ROWS = 40
 """Boxes that are listed one by one; a larger fleet would crowd everything else out of the prompt."""
@@ -36,17 +35,28 @@ def observation_block(observation: Observation, now: datetime) -> str:
     return "\n".join(lines)
 
 
-def limits_line(mode: Mode, policy: Policy) -> str:
-    """What is in force, which a person may change at any time: no part of a look, for a look stays as it was seen."""
-    limits = policy.limits
-    return (
-        f"limits: mode={mode.value} max_boxes={limits.max_boxes} max_usd_per_hour={limits.max_usd_per_hour} "
-        f"max_usd_per_hour_per_box={limits.max_usd_per_hour_per_box} max_rents_per_run={limits.max_rents_per_run} "
-        f"max_destroys_per_run={limits.max_destroys_per_run}"
-    )
+def limits_line(standing: Standing) -> str:
+    """What is in force, which a person may change at any time: no part of a look, for a look stays as it was seen.
+
+    Of the rules only those that a model can take into account before it asks; the others answer it in words.
+    """
+    limits, approvals = standing.policy.limits, standing.policy.approvals
+    parts = [
+        f"limits: mode={standing.mode.value} max_boxes={limits.max_boxes} max_usd_per_hour={limits.max_usd_per_hour}",
+        f"max_usd_per_hour_per_box={limits.max_usd_per_hour_per_box} max_usd_per_day={limits.max_usd_per_day}",
+        f"min_runway_hours={limits.min_runway.total_seconds() / 3600:g} max_rents_per_run={limits.max_rents_per_run}",
+        f"max_destroys_per_run={limits.max_destroys_per_run}",
+        *([] if (dear := approvals.rent_above_usd_per_hour) is None else [f"rents_wait_above_usd_per_hour={dear}"]),
+        *([f"always_wait={','.join(approvals.always)}"] if approvals.always else []),
+        *(["scale_out=paused"] if standing.scale_out_paused or standing.rent_breaker else []),
+        *(["scale_in=paused"] if standing.scale_in_paused else []),
+    ]
+    why = f"\nRents kept failing, so a person must allow them again: {_because(standing.rent_breaker)}"
+    return " ".join(parts) + (why if standing.rent_breaker else "")
 
 
-def boxes_table(observation: Observation, now: datetime) -> list[str]:
+def boxes_table(observation: Observation, now: datetime, *, with_machines: bool = False) -> list[str]:
+    """Which machine a box is on is shown to who asks for it: every prompt carries an observation."""
     match observation.inventory:
         case Unknown(reason=reason):
             return [f"boxes: unknown ({_because(reason)})"]
@@ -56,21 +66,24 @@ def boxes_table(observation: Observation, now: datetime) -> list[str]:
     head = f"boxes: live={len(live)} in_flight={observation.in_flight_count} age_s={_seconds(now - seen_at)}"
     if not live:
         return [head]
-    rows = [_box(box, status, now) for box in live[-MOST_ROWS:]]
+    columns = "id|stage|gpu|usd_per_hour|age_min|status" + ("|machine" if with_machines else "")
+    rows = [_box(box, status, now) + (f"|{box.machine_id}" if with_machines else "") for box in live[-MOST_ROWS:]]
     more = [f"({len(live) - MOST_ROWS} older boxes are not shown)"] if len(live) > MOST_ROWS else []
-    return [head, "id|stage|gpu|usd_per_hour|age_min|status", *more, *rows]
+    return [head, columns, *more, *rows]
 
 
-def offers_table(offers: Sequence[Offer]) -> str:
+def offers_table(offers: Sequence[Offer], *, left_out: int = 0) -> str:
+    """`left_out`: machines with an offer that is not shown because they are banned."""
+    banned = [f"(machines left out because of bans: {left_out})"] if left_out else []
     if not offers:
-        return "offers: none meets the policy now"
+        return "\n".join(["offers: none meets the policy now", *banned])
     head = [f"offers: {len(offers)}, cheapest first", "id|gpu|usd_per_hour|reliability|inet_down_mbps|location"]
     rows = [
         f"{offer.id}|{gpu(offer.num_gpus, offer.gpu_name)}|{rate(offer.usd_per_hour)}|{offer.reliability:.3f}"
         f"|{offer.inet_down_mbps:.0f}|{_cell(offer.location)}"
         for offer in offers
     ]
-    return "\n".join(head + rows)
+    return "\n".join(head + rows + banned)
 
 
 def brief_call(tool: str, arguments: str) -> str:

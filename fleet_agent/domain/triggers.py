@@ -44,11 +44,22 @@ class Kind(StrEnum):
     MESSAGE = "message"
     RUN_NOW = "run_now"
     CONFIG_CHANGE = "config_change"
+    APPROVAL = "approval"
     DEMAND_BAND = "demand_band"
     ALERT_FIRING = "alert_firing"
     ALERT_RESOLVED = "alert_resolved"
     WEBHOOK = "webhook"
     BOX_FAILED = "box_failed"
+    BOX_GONE = "box_gone"
+    BOX_SILENT = "box_silent"
+    OUTBID = "outbid"
+    HOST_OFFLINE = "host_offline"
+    NOT_ORDERED = "not_ordered"
+    DESTROY_IGNORED = "destroy_ignored"
+    OVER_PRICE = "over_price"
+    OVER_BUDGET = "over_budget"
+    RUNWAY_SHORT = "runway_short"
+    LIST_FROZEN = "list_frozen"
     BOX_PROGRESS = "box_progress"
 
 
@@ -56,11 +67,22 @@ PRIORITY: dict[Kind, Priority] = {
     Kind.MESSAGE: Priority.URGENT,
     Kind.RUN_NOW: Priority.URGENT,
     Kind.CONFIG_CHANGE: Priority.URGENT,
+    Kind.APPROVAL: Priority.URGENT,
     Kind.DEMAND_BAND: Priority.CHANGE,
     Kind.ALERT_FIRING: Priority.CHANGE,
     Kind.ALERT_RESOLVED: Priority.CHANGE,
     Kind.WEBHOOK: Priority.CHANGE,
     Kind.BOX_FAILED: Priority.CHANGE,
+    Kind.BOX_GONE: Priority.CHANGE,
+    Kind.BOX_SILENT: Priority.CHANGE,
+    Kind.OUTBID: Priority.CHANGE,
+    Kind.HOST_OFFLINE: Priority.ROUTINE,  # most come back within minutes; that one did not is a failed box
+    Kind.NOT_ORDERED: Priority.CHANGE,
+    Kind.DESTROY_IGNORED: Priority.CHANGE,
+    Kind.OVER_PRICE: Priority.CHANGE,
+    Kind.OVER_BUDGET: Priority.CHANGE,
+    Kind.RUNWAY_SHORT: Priority.CHANGE,
+    Kind.LIST_FROZEN: Priority.CHANGE,
     Kind.BOX_PROGRESS: Priority.ROUTINE,
 }
 

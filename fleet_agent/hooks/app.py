@@ -6,6 +6,9 @@ post is answered 200 when its events are committed, and never before.
 
 The token stands in the path, for senders that can set no header, or in a header. No log has it: of a request only the
 name of its source is ever logged.
+
+Boxes come by a door of their own, each with a token that speaks for it alone: they say how far they are, and hear
+whether they are to take no more work.
 """
 
 from __future__ import annotations
@@ -18,17 +21,19 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from fleet_agent.domain.box_reports import BoxReport
 from fleet_agent.errors import FixSetup, FleetAgentError
 from fleet_agent.hooks.formats import events_of
 from fleet_agent.hooks.rate import Buckets
 from fleet_agent.ports import Clock
-from fleet_agent.store import tokens
+from fleet_agent.store import reports, tokens
 from fleet_agent.store.database import Database
 from fleet_agent.store.inbox import Post, post_all
 from fleet_agent.store.tables import Purpose
@@ -39,8 +44,13 @@ LARGEST_BODY: Final = 1_000_000
 BATCH: Final = 50
 """Events that are stored in one transaction: a run that wants to close waits for it, and a group may have thousands."""
 
+A_BOX: Final = "a box"
+
 SOURCE: Final = r"[a-z0-9][a-z0-9._-]{0,31}"
 """Shorter than a token: one that was put in its place must not be logged as a name."""
+
+LARGEST_REPORT: Final = 16_384
+"""Bytes; what a box has to say is three figures."""
 
 RETRY_AFTER: Final = {"Retry-After": "1"}
 
@@ -48,12 +58,14 @@ log = logging.getLogger(__name__)
 
 
 def hooks_app(database: Database, clock: Clock, buckets: Buckets) -> Starlette:
-    """`POST /hooks/{source}` and `POST /hooks/{source}/{token}`, for every fleet: the token says which."""
+    """`POST /hooks/{source}` and `POST /hooks/{source}/{token}`, and `POST /box/{token}` for boxes; for every fleet:
+    the token says which."""
     door = _Door(database, clock, buckets)
     return Starlette(
         routes=[
             Route("/hooks/{source}", door.post, methods=["POST"]),
             Route("/hooks/{source}/{token}", door.post, methods=["POST"]),
+            Route("/box/{token}", door.hear, methods=["POST"]),
         ],
         exception_handlers={HTTPException: _refused, FleetAgentError: _not_stored},
     )
@@ -74,13 +86,31 @@ class _Door:
             raise HTTPException(400, f"the name of a source is {SOURCE}")
         if not self._buckets.take(fleet, source):
             raise HTTPException(429, "too many posts of this source", RETRY_AFTER)
-        body = await _body(request)
+        body = await _body(request, LARGEST_BODY)
         try:
             events = events_of(source, body, idempotency_key=request.headers.get("idempotency-key"))
         except FixSetup as error:
             raise HTTPException(400, str(error)) from error
         await asyncio.to_thread(self._store, fleet, events)
         return JSONResponse({"events": len(events)})
+
+    async def hear(self, request: Request) -> Response:
+        """What a box says, and whether it is to take no more work. Without a body it only asks."""
+        box = await asyncio.to_thread(self._box_of, request.path_params["token"])
+        if box is None:
+            raise HTTPException(404, "no box has this token")
+        if not self._buckets.take(box.fleet, f"{A_BOX} {box.key}"):
+            raise HTTPException(429, "too many words of this box", RETRY_AFTER)
+        said = _report(await _body(request, LARGEST_REPORT))
+        return JSONResponse({"drain": await asyncio.to_thread(self._keep, box, said)})
+
+    def _box_of(self, token: str) -> reports.Speaker | None:
+        with self._database.transaction() as tx:
+            return reports.box_of(tx, token)
+
+    def _keep(self, box: reports.Speaker, said: BoxReport) -> bool:
+        with self._database.exclusive(box.fleet) as tx:
+            return reports.record(tx, box, said, now=self._clock.now())
 
     def _fleet_of(self, token: str) -> str | None:
         with self._database.transaction() as tx:
@@ -118,16 +148,25 @@ def _source(request: Request) -> str | None:
     return source if re.fullmatch(SOURCE, source) else None
 
 
-async def _body(request: Request) -> bytes:
+def _report(body: bytes) -> BoxReport:
+    try:
+        return BoxReport.model_validate_json(body or b"{}")
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise HTTPException(400, ": ".join(filter(None, (where, first["msg"])))) from error
+
+
+async def _body(request: Request, largest: int) -> bytes:
     """The whole body. One that is too long is read to its end all the same: most senders hear no answer before that."""
     body = bytearray()
     length = 0
     async for chunk in request.stream():
         length += len(chunk)
-        if length <= LARGEST_BODY:
+        if length <= largest:
             body += chunk
-    if length > LARGEST_BODY:
-        raise HTTPException(413, f"the body has {length} bytes and may have {LARGEST_BODY}")
+    if length > largest:
+        raise HTTPException(413, f"the body has {length} bytes and may have {largest}")
     return bytes(body)
 
 
@@ -136,11 +175,18 @@ async def _body(request: Request) -> bytes:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    log.warning("refused a post of %s: %s", _source(request) or "a source without a proper name", error.detail)
+    log.warning("refused a post of %s: %s", _sender(request), error.detail)
     return PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
 
 
 async def _not_stored(request: Request, error: Exception) -> Response:
     """Ours is the fault, so the sender is to try again; what is wrong is nobody's business outside."""
-    log.warning("could not store a post of %s: %s", _source(request) or "a source without a proper name", error)
+    log.warning("could not store a post of %s: %s", _sender(request), error)
     return PlainTextResponse("not stored: send it again\n", 503, RETRY_AFTER)
+
+
+def _sender(request: Request) -> str:
+    """For a log: never the path."""
+    if "source" not in request.path_params:
+        return A_BOX
+    return _source(request) or "a source without a proper name"

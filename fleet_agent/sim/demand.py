@@ -2,7 +2,7 @@
 
 Time is cut into ticks counted from the moment the queue opened, and every read first catches up tick by tick. So what
 the queue holds depends on the clock and on the market alone, never on how often somebody looked. A box proves one
-proof after another; a proof whose box went away goes back to the head of the queue.
+proof after another; a proof whose box went away is lost, and goes back to the head of the queue as it came.
 
 The face speaks the part of Prometheus' HTTP API that an instant query needs.
 """
@@ -70,12 +70,11 @@ class ProofQueue:
         self._running: dict[int, Proof] = {}
         self._done: deque[datetime] = deque()
         self._failed: deque[datetime] = deque()
+        self._drained: set[int] = set()
+        self._lost = 0
 
     def figures(self) -> Figures:
-        now = self.clock.now()
-        while self._counted_until + TICK <= now:
-            self._tick(self._counted_until)
-            self._counted_until += TICK
+        now = self._catch_up()
         oldest = self._pending[0].arrived_at if self._pending else now
         return Figures(
             pending=len(self._pending),
@@ -85,6 +84,21 @@ class ProofQueue:
             failed_per_hour=_in_the_last_hour(self._failed, now),
         )
 
+    def at_hand(self, box_id: int) -> int:
+        """The proofs that a box works on now."""
+        self._catch_up()
+        return int(box_id in self._running)
+
+    def lost(self) -> int:
+        """The proofs that were begun by boxes which then went away."""
+        self._catch_up()
+        return self._lost
+
+    def no_more(self, box_id: int) -> None:
+        """A box finishes what it has at hand and is given nothing after that."""
+        self._catch_up()
+        self._drained.add(box_id)
+
     def arrive(self, proofs: int) -> None:
         """So many proofs come in now, beside those of the script."""
         now = self.clock.now()
@@ -93,6 +107,13 @@ class ProofQueue:
     def fail(self, proofs: int) -> None:
         """So many proofs are counted as failed now; that they are proved again is left out."""
         self._failed.extend([self.clock.now()] * proofs)
+
+    def _catch_up(self) -> datetime:
+        now = self.clock.now()
+        while self._counted_until + TICK <= now:
+            self._tick(self._counted_until)
+            self._counted_until += TICK
+        return now
 
     def _tick(self, since: datetime) -> None:
         """Who is at work when a tick begins works through it: what happens at its end may not have happened yet."""
@@ -109,13 +130,14 @@ class ProofQueue:
         self._pending.extend(Proof(at) for _ in range(arriving))
 
     def _take_back(self, lost: set[int]) -> None:
+        self._lost += len(lost)
         for box_id in sorted(lost, reverse=True):
             self._pending.appendleft(Proof(self._running.pop(box_id).arrived_at))
 
     def _prove(self, box_id: int, work: float, at: datetime) -> None:
         """Spends what a box can do within a tick, measured in proofs, on the proof it has and on the next ones."""
         while work > 0:
-            proof = self._running.pop(box_id, None) or self._next()
+            proof = self._running.pop(box_id, None) or self._next(box_id)
             if proof is None:
                 return
             spent = min(work, proof.left)
@@ -126,8 +148,8 @@ class ProofQueue:
             else:
                 self._conclude(proof, at)
 
-    def _next(self) -> Proof | None:
-        return self._pending.popleft() if self._pending else None
+    def _next(self, box_id: int) -> Proof | None:
+        return self._pending.popleft() if self._pending and box_id not in self._drained else None
 
     def _conclude(self, proof: Proof, at: datetime) -> None:
         if self._failures.random() < self._script.failing:

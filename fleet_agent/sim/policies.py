@@ -12,15 +12,15 @@ from decimal import Decimal
 from random import Random
 from typing import Any
 
-from fleet_agent.sim.prompt import BoxRow, Observation, OfferRow, Prompt, read_offers
+from fleet_agent.sim.prompt import BoxRow, Observation, OfferRow, Prompt, Step, read_offers
 
 PROOFS_PER_BOX = 8
 """`sensible` wants one box for this many proofs."""
 
 ON_THE_WAY = frozenset({"rented", "loading", "registered", "params_ready", "benchmarked"})
-LEAVING = frozenset({"destroying", "gone"})
+LEAVING = frozenset({"draining", "destroying", "gone"})
 TROUBLED = frozenset({"exited", "offline", "unknown", "stopped"})
-UNDONE = ("Refused", "Not ", "Unknown", "Dry", "There is no", "The arguments")
+UNDONE = ("Refused", "Waits", "Not ", "Unknown", "Dry", "There is no", "The arguments")
 """How results begin that do not say that it was done."""
 
 QUOTED_CHARACTERS = 80
@@ -71,11 +71,17 @@ def sensible(prompt: Prompt, _: Random) -> Reply:
 
 
 def _without_work(prompt: Prompt, seen: Observation) -> Reply:
-    results = prompt.results("destroy_box")
+    busy = _found_busy(prompt)
+    if busy:
+        reason = "nothing waits any more, and it may finish what it has at hand"
+        return Reply(calls=tuple(ToolUse("drain_box", {"id": box, "reason": reason}) for box in busy))
+    results = [*prompt.results("destroy_box"), *prompt.results("drain_box")]
     if results:
         return _finish(prompt, f"{_situation(seen, 0)} {' '.join(results)}", done=_any_was_done(results))
     surplus = sorted((box for box in seen.rows if _can_be_destroyed(box)), key=lambda box: box.age_minutes or 0)
     allowed = surplus[: _limit(seen, "max_destroys_per_run")]
+    if allowed and (_is_paused(seen, "scale_in") or prompt.waiting & {"destroy_box", "drain_box"}):
+        return _finish(prompt, f"{_situation(seen, 0)} I would give up {_boxes(len(allowed))}, and wait for a word.")
     if not allowed:
         return _finish(prompt, _situation(seen, 0) + " Nothing to do.")
     reason = f"the queue is empty and an idle box costs {_rates(allowed)}"
@@ -94,6 +100,8 @@ def _with_work(prompt: Prompt, seen: Observation, work: int) -> Reply:
         return _finish(prompt, f"{situation} That is enough for now; nothing to do.")
     if any(box.stage in ON_THE_WAY for box in seen.rows) or (seen.boxes.number("in_flight") or 0) > 0:
         return _finish(prompt, f"{situation} I wait for the boxes on their way before I rent more.")
+    if _is_paused(seen, "scale_out") or "rent_box" in prompt.waiting:
+        return _finish(prompt, f"{situation} I would rent more, and wait for a word.")
     if not searches:
         return Reply(calls=(ToolUse("search_offers", {}),))
     chosen = _affordable(seen, read_offers(searches[-1]))[: min(missing, _limit(seen, "max_rents_per_run"))]
@@ -101,6 +109,21 @@ def _with_work(prompt: Prompt, seen: Observation, work: int) -> Reply:
         return _finish(prompt, f"{situation} I would rent, but found no offer within the limits.")
     reason = f"{_proofs(work)} in the queue and {_boxes(_counted(seen))} to prove them"
     return Reply(calls=tuple(ToolUse("rent_box", {"offer_id": offer.id, "reason": reason}) for offer in chosen))
+
+
+def _found_busy(prompt: Prompt) -> list[int]:
+    """Boxes that were not destroyed because they may be proving, and are not drained yet."""
+    drained = [step.arguments.get("id") for step in prompt.steps if step.tool == "drain_box"]
+    refused = [step.arguments.get("id") for step in prompt.steps if step.tool == "destroy_box" and _is_busy(step)]
+    return [box for box in refused if isinstance(box, int) and box not in drained]
+
+
+def _is_busy(step: Step) -> bool:
+    return "drain_first" in step.result
+
+
+def _is_paused(seen: Observation, brake: str) -> bool:
+    return seen.limits.values.get(brake) == "paused"
 
 
 def _finish(prompt: Prompt, summary: str, *, done: bool = False) -> Reply:

@@ -15,6 +15,8 @@ from fleet_agent.sim.chat import Message
 
 OBSERVATION = re.compile(r"\[observation\]\n(.*?)\n\[/observation\]", re.DOTALL)
 LIMITS = re.compile(r"^limits: (mode=.*)$", re.MULTILINE)
+APPROVALS = re.compile(r"^Open approvals:\n((?:- .*\n?)*)", re.MULTILINE)
+APPROVAL = re.compile(r"^- \S+ \S+: (\w+)\(", re.MULTILINE)
 HUMAN = re.compile(r"\[human\]\n(.*?)\n\[/human\]", re.DOTALL)
 
 
@@ -79,6 +81,8 @@ class Prompt:
     human: tuple[str, ...]
     steps: tuple[Step, ...]
     tools: tuple[str, ...]
+    waiting: frozenset[str]
+    """Tools of which an action waits for the operator's word."""
 
     def results(self, tool: str) -> list[str]:
         return [step.result for step in self.steps if step.tool == tool]
@@ -96,6 +100,7 @@ def read_prompt(messages: tuple[Message, ...], tools: tuple[str, ...]) -> Prompt
         human=tuple(text.strip() for text in HUMAN.findall(words)),
         steps=_steps(run),
         tools=tools,
+        waiting=_waiting(messages),
     )
 
 
@@ -107,6 +112,11 @@ def read_offers(listing: str) -> list[OfferRow]:
 def _limits(messages: tuple[Message, ...]) -> Line:
     found = LIMITS.search("\n".join(message.content for message in messages if message.role == "user"))
     return _line(found and found[1])
+
+
+def _waiting(messages: tuple[Message, ...]) -> frozenset[str]:
+    found = APPROVALS.search("\n".join(message.content for message in messages if message.role == "user"))
+    return frozenset(APPROVAL.findall(found[1]) if found else ())
 
 
 def _observation(block: str, limits: Line) -> Observation:

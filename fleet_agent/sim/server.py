@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fleet_agent.sim.clock import WallClock
 from fleet_agent.sim.model_app import MODEL
 from fleet_agent.sim.policies import POLICIES
+from fleet_agent.sim.reporting import keep_reporting
 from fleet_agent.sim.scenarios import CALM_DAY, SCENARIOS, Scenario
 from fleet_agent.sim.world import open_world
 
@@ -48,7 +49,11 @@ async def serve(
         sockets = [stack.enter_context(_listening(port)) for port in (vast_port, model_port)]
         faces = dict(zip((vast_port, model_port), (world.vast_face, world.model_face), strict=True))
         config = uvicorn.Config(_by_port(faces), lifespan="off", log_level="warning", access_log=False)
-        await SimServer(config, ready).serve(sockets=sockets)
+        reporting = asyncio.create_task(keep_reporting(world.market, world.queue, speed=speed))
+        try:
+            await SimServer(config, ready).serve(sockets=sockets)
+        finally:
+            reporting.cancel()
 
 
 class SimServer(uvicorn.Server):

@@ -1,8 +1,8 @@
 """What each process of the tree may know: its environment, composed from nothing.
 
 A process inherits what a program needs to run at all and nothing else of what was exported where the tree was started.
-The keys of the provider, the model and the boxes are in the worker's environment alone; the Prefect server, which
-carries out what its API is told, and the door for webhooks, which strangers reach, never see them.
+The worker and the watch hold the key of the provider and the secrets of boxes, the worker alone that of the model. The
+Prefect server, which carries out what its API is told, and the door for webhooks, which strangers reach, see none.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from fleet_agent.settings import Settings, variable
 from fleet_agent.stack.runtime import Runtime
 
 ANY_PROGRAM = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
+OF_THE_WATCH = ("database_url", "notify_urls", "vast_", "box_env", "demand_", "watch_")
+"""How the names of the settings begin that the watch is told."""
 WHO_REACHES_OUT = ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
@@ -100,8 +102,9 @@ def of_deploy(place: PrefectPlace) -> dict[str, str]:
 
 
 def of_watch(place: PrefectPlace, settings: Settings) -> dict[str, str]:
-    """Where the database and Prefect are, and how a person is told. The model's key is none of its business."""
-    told = {variable("database_url"), variable("notify_urls")}
+    """Where the database, Prefect, the provider and the proving stack are, and how a person is told. The model's key is
+    none of its business."""
+    told = {variable(name) for name in Settings.model_fields if name.startswith(OF_THE_WATCH)}
     return {
         **_inherited(ANY_PROGRAM + WHO_REACHES_OUT),
         **of_prefect_client(place),

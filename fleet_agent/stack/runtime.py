@@ -65,7 +65,9 @@ class Runtime(BaseModel):
 
     def settings(self) -> dict[str, Any]:
         """What the tree's settings have in place of the caller's own, for `model_copy(update=…)`."""
-        world = self.simulators.settings() if self.simulators else {}
+        world: dict[str, Any] = {}
+        if self.simulators is not None:
+            world = self.simulators.settings() | {"hooks_public_url": f"http://{self.hooks_bind}"}
         return {
             **world,
             "data_dir": self.data_dir,

@@ -20,11 +20,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg
@@ -47,6 +49,7 @@ from fleet_agent.store.installation import found_installation, timeline
 from fleet_agent.wiring import FLEET_DATABASE
 
 LOOPBACK = "127.0.0.1"
+WORKER = "worker"
 PYTHON_M = (sys.executable, "-m")
 PREFECT_DATABASE = "prefect"
 
@@ -88,13 +91,15 @@ class StackPlan:
     """What to start. With a simulation: on free ports, with databases made anew, and with made-up keys.
 
     `prepare` is called with the fleet's database once its tables are there and before anything runs; `last_look` at the
-    end, when nothing runs any more but the database.
+    end, when nothing runs any more but the database. `before_end` is awaited when a first signal asks for the end: no
+    run begins any more, and everything but the worker goes on until it returns, or until a second signal.
     """
 
     settings: Settings
     simulation: Simulation | None = None
     prepare: Callable[[Database], object] = _nothing
     last_look: Callable[[Database], object] = _nothing
+    before_end: Callable[[Runtime], Awaitable[object]] | None = None
 
     @property
     def data_dir(self) -> Path:
@@ -105,27 +110,29 @@ class StackPlan:
 async def running(plan: StackPlan, tell: Tell) -> AsyncGenerator[Runtime]:
     """The whole tree, ready; ended in reverse order when the body ends, however it ends.
 
-    SIGINT and SIGTERM end the body early and count as its normal end; a second one kills what would still take its
-    time. `tell` gets a line for each step. Raises FixSetup where a person must change something (another tree on this
-    folder, a port in use), FleetAgentError where a process did not start or, in a demo, died, and KeyboardInterrupt
-    for a signal that comes before there is a body to end.
+    SIGINT and SIGTERM end the body early and count as its normal end, the first one after what the plan has come before
+    that; one more kills what would still take its time. `tell` gets a line for each step. Raises FixSetup where a
+    person must change something (another tree on this folder, a port in use), FleetAgentError where a process did not
+    start or, in a demo, died, and KeyboardInterrupt for a signal that comes before there is a body to end.
     """
     is_ready = False
     with only_tree(plan.data_dir), Guardian() as guardian:
         tree = _Tree(plan, tell, guardian)
         try:
             async with asyncio.TaskGroup() as watchers:
-                with _signals(watchers, tree.hurry) as now_mean_hurry:
+                with _signals(watchers, tree.hurry) as answers:
                     try:
                         runtime = await tree.start()
                         is_ready = True
                         keeper = watchers.create_task(tree.keep(runtime))
+                        if plan.before_end is not None:
+                            answers.insert(0, partial(_wind_up, tree, runtime, plan.before_end))
                         try:
                             yield runtime
                         finally:
                             keeper.cancel()
                     finally:
-                        now_mean_hurry()
+                        answers.clear()
                         await tree.end()
         except BaseExceptionGroup as group:
             error = _first_of(group)
@@ -139,34 +146,40 @@ class _AskedToEnd(Exception):
     """Not an error: a person or the system asked for it."""
 
 
+async def _end_body() -> None:
+    raise _AskedToEnd
+
+
+async def _wind_up(tree: _Tree, runtime: Runtime, before_end: Callable[[Runtime], Awaitable[object]]) -> None:
+    await tree.dismiss(WORKER)
+    await before_end(runtime)
+    raise _AskedToEnd
+
+
+Answer = Callable[[], Coroutine[Any, Any, None]]
+
+
 @contextmanager
-def _signals(watchers: asyncio.TaskGroup, hurry: asyncio.Event) -> Generator[Callable[[], None]]:
-    """SIGINT and SIGTERM: the first ends the body; after the yielded function was called they mean hurry.
+def _signals(watchers: asyncio.TaskGroup, hurry: asyncio.Event) -> Generator[list[Answer]]:
+    """SIGINT and SIGTERM: each begins the next of the yielded answers, of which the last ends the body; when none is
+    left they mean hurry.
 
     That there are handlers also makes the children begin with the default ones. A signal that is ignored here, as
     under nohup, would be ignored by them too, and Prefect's worker could not be stopped.
     """
     loop = asyncio.get_running_loop()
-    body_runs = True
-
-    def now_mean_hurry() -> None:
-        nonlocal body_runs
-        body_runs = False
+    answers: list[Answer] = [_end_body]
 
     def arrived() -> None:
-        if body_runs:
-            now_mean_hurry()
-            watchers.create_task(end_body())
+        if answers:
+            watchers.create_task(answers.pop(0)())
         else:
             hurry.set()
-
-    async def end_body() -> None:
-        raise _AskedToEnd
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, arrived)
     try:
-        yield now_mean_hurry
+        yield answers
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
@@ -188,6 +201,7 @@ class _Tree:
         self._ends = AsyncExitStack()
         self._postgres: EmbeddedPostgres | None = None
         self._processes: dict[str, Process] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
         self._log_dir = plan.data_dir / "logs"
 
     async def start(self) -> Runtime:
@@ -233,7 +247,14 @@ class _Tree:
                 keepers.create_task(self._keep_postgres(self._postgres, runtime))
             for name, process in self._processes.items():
                 if process.command.is_ready is not None:
-                    keepers.create_task(self._keep(name, runtime))
+                    self._keepers[name] = keepers.create_task(self._keep(name, runtime))
+
+    async def dismiss(self, name: str) -> None:
+        """End one process for good, while the others go on."""
+        if name in self._keepers:
+            self._keepers[name].cancel()
+        self._tell(f"{name} finishes what it has at hand; all else goes on, until you ask once more")
+        await self._end(name)
 
     async def end(self) -> None:
         if self._processes:
@@ -476,7 +497,7 @@ def _watch(place: PrefectPlace, settings: Settings) -> Command:
 
 def _worker(place: PrefectPlace, settings: Settings, prefect: PrefectRest) -> Command:
     return Command(
-        name="worker",
+        name=WORKER,
         arguments=(*PYTHON_M, "fleet_agent.worker"),
         environment=environments.of_worker(place, settings),
         folder=PROJECT_DIR,

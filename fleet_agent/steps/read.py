@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fleet_agent.domain.actions import ListBoxes, Read, ReadLogs, ReadRun, SearchOffers
+from fleet_agent.domain.hosts import machines_of
 from fleet_agent.domain.hygiene import clean
 from fleet_agent.domain.ledger import Listing
 from fleet_agent.domain.observation import Observation
@@ -23,9 +24,10 @@ async def read(
     """
     try:
         if isinstance(tool, SearchOffers):
-            query = OfferQuery(policy=policy, gpu_name=tool.gpu_name, limit=tool.limit)
-            listing = Listing(offers=await ports.market.offers(query))
-            return Result(sentence=offers_table(listing.offers)), listing
+            banned = machines_of(await ports.journal.bans(run))
+            query = OfferQuery(policy=policy, gpu_name=tool.gpu_name, limit=tool.limit, banned=banned)
+            found = await ports.market.offers(query)
+            return Result(sentence=offers_table(found, left_out=found.left_out)), Listing(offers=found)
         return await _result(run, ports, tool, seen), None
     except (TryLater, AlreadyGone) as error:
         return Result(sentence=f"Not available: {one_line(error.cause)}", failed=True), None
@@ -39,7 +41,7 @@ async def _result(run: Run, ports: Ports, tool: Read, seen: Observation) -> Resu
             now_known = seen.model_copy(
                 update={"boxes": boxes, "in_flight_count": count, "in_flight_usd_per_hour": rate}
             )
-            return Result(sentence="\n".join(boxes_table(now_known, ports.clock.now())))
+            return Result(sentence="\n".join(boxes_table(now_known, ports.clock.now(), with_machines=True)))
         case ReadLogs(id=box_id, tail=tail):
             if all(box.vast_id != box_id for box in await ports.journal.boxes(run)):
                 return Result(sentence=f"Box {box_id} is not a live box of this fleet.", failed=True)

@@ -11,10 +11,12 @@ from sqlalchemy.orm import Session
 
 from fleet_agent.domain.actions import Effect, Tool
 from fleet_agent.domain.fleet import Box, Inventory
+from fleet_agent.domain.hosts import Ban, Failure
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled, Unsettled
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.rules import Ruling
 from fleet_agent.domain.run import (
+    Approved,
     Claimed,
     Closed,
     Closing,
@@ -33,7 +35,7 @@ from fleet_agent.domain.run import (
 from fleet_agent.domain.spending import Booking
 from fleet_agent.errors import RunSuperseded
 from fleet_agent.ports import Clock
-from fleet_agent.store import conversation, ledger, reading, runs, sightings
+from fleet_agent.store import actions, conversation, hosts, ledger, reading, runs, sightings
 from fleet_agent.store.database import Database
 from fleet_agent.store.threads import LONGEST_CALL, in_thread
 
@@ -86,6 +88,26 @@ class PostgresJournal:
     async def unsettled(self, run: Run) -> tuple[Unsettled, ...]:
         return await self._plain(lambda tx: ledger.unsettled(tx, run.fleet))
 
+    async def approved(self, run: Run) -> tuple[Approved, ...]:
+        def approved(tx: Session) -> tuple[Approved, ...]:
+            actions.expire_approvals(tx, run.fleet, now=self._clock.now())
+            return actions.approved(tx, run.fleet)
+
+        return await self._fenced(run, approved)
+
+    async def carry_out_approved(
+        self, run: Run, key: str, action: Effect, *, observation: Observation, listing: Listing
+    ) -> Ruled:
+        return await self._fenced(
+            run,
+            lambda tx: runs.carry_out_approved(
+                tx, run, key, action, observation=observation, listing=listing, now=self._clock.now()
+            ),
+        )
+
+    async def bans(self, run: Run) -> tuple[Ban, ...]:
+        return await self._plain(lambda tx: hosts.bans(tx, run.fleet, now=self._clock.now()))
+
     async def collect(self, run: Run, *, turn: int) -> Claimed:
         return await self._fenced(run, lambda tx: runs.collect(tx, run, turn=turn, now=self._clock.now()))
 
@@ -124,12 +146,25 @@ class PostgresJournal:
             ),
         )
 
-    async def mark_sent(self, run: Run, key: str, *, send_by: timedelta) -> Ruling:
-        return await self._fenced(run, lambda tx: runs.mark_sent(tx, run, key, send_by=send_by, now=self._clock.now()))
+    async def mark_sent(self, run: Run, key: str, *, send_by: timedelta, hook_digest: str | None = None) -> Ruling:
+        return await self._fenced(
+            run,
+            lambda tx: runs.mark_sent(tx, run, key, send_by=send_by, hook_digest=hook_digest, now=self._clock.now()),
+        )
 
-    async def record_outcome(self, key: str, status: ActionStatus, outcome: str, *, vast_id: int | None = None) -> None:
+    async def record_outcome(
+        self,
+        key: str,
+        status: ActionStatus,
+        outcome: str,
+        *,
+        vast_id: int | None = None,
+        blame: Failure | None = None,
+    ) -> None:
         await self._exclusive(
-            lambda tx: ledger.record_outcome(tx, key, status, outcome, vast_id=vast_id, now=self._clock.now())
+            lambda tx: actions.record_outcome(
+                tx, key, status, outcome, vast_id=vast_id, blame=blame, now=self._clock.now()
+            )
         )
 
     async def write(self, run: Run, tool: Tool, *, answer: Message | None = None) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -11,11 +12,14 @@ from sqlmodel import SQLModel, col, func, select
 
 from fleet_agent.domain.fleet import Stage
 from fleet_agent.domain.health import FleetHealth, PendingWake
-from fleet_agent.domain.money import UsdPerHour, total
+from fleet_agent.domain.money import UsdPerHour, runway, total
 from fleet_agent.domain.rules import Mode
 from fleet_agent.domain.run import Standing
-from fleet_agent.store import claims, conversation, ledger, model_servers, notices, session, spending, tables
+from fleet_agent.errors import PolicyInvalid
+from fleet_agent.store import claims, conversation, ledger, model_servers, notices, session, spending, spent, tables
+from fleet_agent.store.actions import open_approvals
 from fleet_agent.store.database import real_now
+from fleet_agent.store.hosts import bans, benchmarks, in_force
 from fleet_agent.store.installation import installation, timeline_of
 from fleet_agent.store.tables import WAITS, RunStatus, WakeStatus
 from fleet_agent.store.wakes import pending
@@ -34,7 +38,7 @@ def standing(tx: Session, fleet: str, *, epoch: int, now: datetime) -> Standing:
         objective=state.objective,
         read_at=now,
         notes=session.notes(tx, fleet),
-        approvals=ledger.open_approvals(tx, fleet),
+        approvals=open_approvals(tx, fleet),
         wakes=pending(tx, fleet),
         words=words,
         words_in_all=words_in_all,
@@ -42,6 +46,11 @@ def standing(tx: Session, fleet: str, *, epoch: int, now: datetime) -> Standing:
         past_runs=past_runs,
         last_bands=state.last_bands,
         last_review_at=state.last_review_at,
+        bans=bans(tx, fleet, now=now),
+        benchmarks=benchmarks(tx, fleet),
+        scale_out_paused=state.scale_out_paused,
+        scale_in_paused=state.scale_in_paused,
+        rent_breaker=state.rent_breaker,
     )
 
 
@@ -85,21 +94,38 @@ def request(tx: Session, fleet: str, run_id: int) -> dict[str, Any] | None:
 
 
 def actions(tx: Session, fleet: str, *, last: int) -> list[dict[str, Any]]:
-    """The newest actions, newest first."""
-    return _rows(
-        tx.scalars(
-            select(tables.Action).where(tables.Action.fleet == fleet).order_by(col(tables.Action.id).desc()).limit(last)
-        )
-    )
+    """The newest actions, newest first; a rent has with it what the box it made has cost, None where it made none."""
+    rows = tx.scalars(
+        select(tables.Action).where(tables.Action.fleet == fleet).order_by(col(tables.Action.id).desc()).limit(last)
+    ).all()
+    costs = spent.of_boxes(tx, [row.key for row in rows])  # a box has the key of its rent
+    no_box = spent.Cost(None, None)
+    return [_row(row) | costs.get(row.key, no_box)._asdict() for row in rows]
 
 
 def boxes(tx: Session, fleet: str) -> list[dict[str, Any]]:
-    """Every box that is not gone, also those whose number the provider has not told yet; oldest first."""
+    """Every box that is not gone, also those whose number the provider has not told yet; oldest first. The digests of
+    their tokens are nobody's business."""
+    rows = tx.scalars(
+        select(tables.Box)
+        .where(tables.Box.fleet == fleet, tables.Box.stage != Stage.GONE)
+        .order_by(col(tables.Box.rented_at), col(tables.Box.key))
+    )
+    return [{name: value for name, value in _row(row).items() if name != "hook_digest"} for row in rows]
+
+
+def host_bans(tx: Session, fleet: str, *, now: datetime) -> list[dict[str, Any]]:
+    """The bans in force, newest first; of several on one machine the one that ends last."""
+    return _rows(in_force(tx, fleet, now=now))
+
+
+def hosts(tx: Session, fleet: str) -> list[dict[str, Any]]:
+    """What is remembered of machines, for each number of GPUs that was rented there."""
     return _rows(
         tx.scalars(
-            select(tables.Box)
-            .where(tables.Box.fleet == fleet, tables.Box.stage != Stage.GONE)
-            .order_by(col(tables.Box.rented_at), col(tables.Box.key))
+            select(tables.Host)
+            .where(tables.Host.fleet == fleet)
+            .order_by(col(tables.Host.machine_id), col(tables.Host.num_gpus))
         )
     )
 
@@ -127,6 +153,12 @@ def inbox(tx: Session, fleet: str, *, last: int) -> list[dict[str, Any]]:
     return [_row(row) | {"state": claims.state_of(row).value} for row in rows]
 
 
+def questions(tx: Session, fleet: str) -> list[str]:
+    """What only a person can say of listed boxes that may be ours, oldest first."""
+    asked = select(tables.Question.text).where(tables.Question.fleet == fleet)
+    return list(tx.scalars(asked.order_by(col(tables.Question.asked_at), col(tables.Question.vast_id))))
+
+
 def status(tx: Session, fleet: str, *, now: datetime) -> dict[str, Any]:
     """The fleet at a glance."""
     state = session.find(tx, fleet)
@@ -134,26 +166,29 @@ def status(tx: Session, fleet: str, *, now: datetime) -> dict[str, Any]:
     count, rate = ledger.in_flight(tx, fleet)
     coming = pending(tx, fleet)
     newest = runs(tx, fleet, last=1)
+    burn = total([UsdPerHour(box.usd_per_hour) for box in known])
+    credit = spent.credit(tx, fleet, now=now)
     of_day = spending.of_the_day(tx, fleet, now=now)
     untold_notices, newest_notice = notices.summary(tx, fleet)
     return {
         "installation": installation(tx).name,
         **_row(state),
         "boxes": len(known),
-        "burn_usd_per_hour": total([UsdPerHour(box.usd_per_hour) for box in known]),
+        "burn_usd_per_hour": burn,
         "in_flight": count,
         "in_flight_usd_per_hour": rate,
+        "box_usd_of_hour": spent.of_the_hour(tx, fleet, now=now),
+        "box_usd_of_day": spent.of_the_day(tx, fleet, now=now),
+        "max_usd_per_day": _max_usd_per_day(tx, fleet),
+        "credit_usd": credit and credit.usd,
+        "credit_seen_at": credit and credit.seen_at,
+        "runway": None if credit is None or credit.usd is None else runway(credit.usd, burn),
         "waiting_events": tx.execute(
             select(func.count()).select_from(tables.Inbox).where(tables.Inbox.fleet == fleet, WAITS)
         ).scalar_one(),
         "quarantined": _quarantined(tx, fleet),
-        "questions": list(
-            tx.scalars(
-                select(tables.Question.text)
-                .where(tables.Question.fleet == fleet)
-                .order_by(col(tables.Question.asked_at), col(tables.Question.vast_id))
-            )
-        ),
+        "questions": questions(tx, fleet),
+        "approvals": [approval.model_dump() for approval in open_approvals(tx, fleet)],
         "untold_notices": untold_notices,
         "newest_notice": newest_notice,
         "models": model_servers.shown(tx),
@@ -165,6 +200,14 @@ def status(tx: Session, fleet: str, *, now: datetime) -> dict[str, Any]:
         "next_wake_at": coming[0].wake_at if coming else None,
         "last_run": newest[0] if newest else None,
     }
+
+
+def _max_usd_per_day(tx: Session, fleet: str) -> Decimal | None:
+    """None where the policy cannot be read: the rest of the status can."""
+    try:
+        return session.policy(tx, fleet).limits.max_usd_per_day
+    except PolicyInvalid:
+        return None
 
 
 def health(tx: Session, fleet: str) -> FleetHealth:

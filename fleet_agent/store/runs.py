@@ -18,11 +18,12 @@ from sqlalchemy import ColumnElement, func, update
 from sqlalchemy.orm import Session
 from sqlmodel import and_, col, select
 
-from fleet_agent.domain.actions import Effect, ScheduleNextCheck, SetNotes, Tool
+from fleet_agent.domain.actions import BanHost, Effect, ScheduleNextCheck, SetNotes, Tool
 from fleet_agent.domain.exits import FOUND_OPEN
+from fleet_agent.domain.hosts import HELD_BACK, NotBanned, class_for_a_run, why_a_run_may_not_ban
 from fleet_agent.domain.ledger import Listing, Ruled
 from fleet_agent.domain.observation import Observation
-from fleet_agent.domain.rules import Ruling
+from fleet_agent.domain.rules import Actor, Ruling
 from fleet_agent.domain.run import (
     Claimed,
     Closed,
@@ -46,9 +47,23 @@ from fleet_agent.domain.triggers import Kind, Trigger
 from fleet_agent.domain.verdict import NOTHING, Verdict
 from fleet_agent.domain.wakes import NewWake
 from fleet_agent.errors import RunSuperseded
-from fleet_agent.store import claims, conversation, ledger, notices, session, spending, tables, taints, wakes
+from fleet_agent.store import (
+    actions,
+    claims,
+    conversation,
+    hosts,
+    ledger,
+    notices,
+    session,
+    spending,
+    tables,
+    taints,
+    wakes,
+)
+from fleet_agent.store.actions import Wanted
 from fleet_agent.store.database import notify_bell, real_now
 from fleet_agent.store.installation import installation, timeline_of
+from fleet_agent.store.situation import Asker
 from fleet_agent.store.tables import LeftOut, RunStatus, SessionState, WakeStatus
 
 # --- opening ---------------------------------------------------------------------------------------------------------
@@ -202,7 +217,7 @@ def _interrupt_open_runs(tx: Session, fleet: str, now: datetime) -> None:
         row.exit_reason = exit_reason
         _leave_out(row, _nothing_done(tx, row))
     tx.flush()
-    ledger.expire_intents(tx, fleet, now=now)
+    actions.expire_intents(tx, fleet, now=now)
     claims.release(tx, fleet, exit_reason=exit_reason, now=now)
 
 
@@ -271,7 +286,7 @@ def recall(tx: Session, run: Run) -> Progress:
         usage=_usage_of(row),
         claimed=claims.held(tx, run),
         said=said,
-        ruled=ledger.effects_of(tx, run, [call.id for call in replies[-1].calls]) if replies else (),
+        ruled=actions.effects_of(tx, run, [call.id for call in replies[-1].calls]) if replies else (),
     )
 
 
@@ -342,13 +357,33 @@ def record_reply(
     conversation.append(tx, run, [reply], now=now)
     spending.put_down(tx, run, booking, usage, reply)
     _use(tx, run, usage - booking.most)
-    return ledger.judge_and_store(tx, run, effects, step=reply.step, observation=observation, listing=listing, now=now)
+    asker = Asker(fleet=run.fleet, actor=Actor.AGENT, run=run)
+    wanted = [
+        Wanted(action, key=f"r{run.run_id}-s{reply.step}-c{number}", call_id=call_id)
+        for number, (call_id, action) in enumerate(effects, start=1)
+    ]
+    return actions.propose(tx, asker, wanted, observation=observation, listing=listing, now=now)
 
 
-def mark_sent(tx: Session, run: Run, key: str, *, send_by: timedelta, now: datetime) -> Ruling:
-    """The last look before a call, see `ledger.mark_sent`. Raises RunSuperseded."""
+def carry_out_approved(
+    tx: Session,
+    run: Run,
+    key: str,
+    action: Effect,
+    *,
+    observation: Observation,
+    listing: Listing,
+    now: datetime,
+) -> Ruled:
+    """See `actions.carry_out_approved`. Raises RunSuperseded."""
     hold_fence(tx, run)
-    return ledger.mark_sent(tx, run.fleet, key, send_by=send_by, now=now)
+    return actions.carry_out_approved(tx, run, key, action=action, observation=observation, listing=listing, now=now)
+
+
+def mark_sent(tx: Session, run: Run, key: str, *, send_by: timedelta, hook_digest: str | None, now: datetime) -> Ruling:
+    """The last look before a call, see `actions.mark_sent`. Raises RunSuperseded."""
+    hold_fence(tx, run)
+    return actions.mark_sent(tx, run.fleet, key, send_by=send_by, hook_digest=hook_digest, now=now, run=run)
 
 
 def write(tx: Session, run: Run, tool: Tool, *, answer: Message | None, now: datetime) -> Result:
@@ -373,8 +408,33 @@ def _written(tx: Session, run: Run, row: tables.Run, tool: Tool, now: datetime) 
             session.set_notes(tx, run, text, now=now)
             row.wrote = True
             return Result(sentence="Notes replaced.")
+        case BanHost():
+            result = _banned(tx, run, row, tool, now)
+            row.wrote = row.wrote or not result.failed
+            return result
         case _:
             raise AssertionError(f"{tool.name} writes nothing that the store knows of")
+
+
+def _banned(tx: Session, run: Run, row: tables.Run, wanted: BanHost, now: datetime) -> Result:
+    """The answer is in our own words and none of the reason, which a stranger may have led."""
+    policy, by = session.policy(tx, run.fleet), f"run #{run.run_id}"
+    refusal = why_a_run_may_not_ban(
+        wanted.machine_id,
+        had_a_box=hosts.had_a_box(tx, run.fleet, wanted.machine_id),
+        banned_so_far=hosts.banned_by(tx, run.fleet, by),
+        most=policy.limits.max_bans_per_run,
+    )
+    if refusal is not None:
+        return Result(sentence=refusal, failed=True)
+    failure = class_for_a_run(wanted.failure, tainted=row.tainted_until is not None)
+    ban = hosts.ban(tx, run.fleet, wanted.machine_id, failure, wanted.reason, by=by, bounds=policy.bans, now=now)
+    if isinstance(ban, NotBanned):
+        return Result(sentence=f"Nothing banned: {ban.sentence}.", failed=True)
+    held_back = "" if failure is wanted.failure else HELD_BACK
+    return Result(
+        sentence=f"Machine {ban.machine_id} is not rented until {utc(ban.expires_at)} ({ban.failure.value}).{held_back}"
+    )
 
 
 def collect(tx: Session, run: Run, *, turn: int, now: datetime) -> Claimed:
@@ -486,7 +546,7 @@ def _leave_out(row: tables.Run, because: LeftOut | None) -> None:
 
 def _end(tx: Session, run: Run, row: tables.Run, status: RunStatus, exit_reason: str, now: datetime) -> None:
     """What every end has in common: no intent outlives its run, the fence is free, and the bell hears what waits."""
-    ledger.expire_intents(tx, run.fleet, now=now)
+    actions.expire_intents(tx, run.fleet, now=now)
     row.status = status.value
     row.exit_reason = exit_reason
     row.closed_at = now

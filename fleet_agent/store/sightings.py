@@ -25,10 +25,11 @@ from typing import Final
 from sqlalchemy.orm import Session
 from sqlmodel import col, or_, select
 
-from fleet_agent.domain.actions import DestroyBox, Effect, RentBox
+from fleet_agent.domain.actions import DestroyBox, DrainBox, Effect, RentBox
+from fleet_agent.domain.box_reports import WAY
 from fleet_agent.domain.fleet import Instance, Inventory, Stage, ours, parse_label
 from fleet_agent.domain.ledger import ActionStatus
-from fleet_agent.store import audit, ledger, tables, unlabelled
+from fleet_agent.store import actions, audit, hosts, ledger, spent, tables, unlabelled
 from fleet_agent.store.database import real_now
 from fleet_agent.store.installation import installation
 from fleet_agent.store.tables import Action
@@ -49,6 +50,7 @@ def record_sighting(tx: Session, fleet: str, inventory: Inventory, *, now: datet
     found |= unlabelled.claim_or_ask(tx, fleet, inventory.instances, found, now=now)
     look = _Look(now=now, real_now=real_now(tx), actions=_actions_about(tx, boxes))
     for box in boxes:
+        look.settle(box, DrainBox, ActionStatus.DONE, "the box is to take no more work")  # `sent` said it already
         if _is_newer(box.looked_at, inventory, now):
             continue
         if box.key in found:
@@ -62,6 +64,9 @@ def record_sighting(tx: Session, fleet: str, inventory: Inventory, *, now: datet
         box = _adopt(tx, fleet, instance, keys, now)
         box.looked_at = inventory.seen_at
         _found(box, instance, look)
+    if any(box.stage == Stage.PROVING and box.stage_since == now for box in boxes):
+        hosts.rent_worked(tx, fleet)
+    spent.accrue(tx, fleet, now=now)
 
 
 def _boxes_concerned(tx: Session, fleet: str, labelled: Sequence[Instance]) -> Sequence[tables.Box]:
@@ -126,7 +131,7 @@ class _Look:
         """Every call of this kind whose outcome nobody saw has come to this."""
         for call in self.calls(box, tool):
             if call.status in (ActionStatus.SENT, ActionStatus.UNKNOWN):
-                ledger.settle(call, status, outcome, self.now)
+                actions.settle(call, status, outcome, self.now)
 
 
 def _found(box: tables.Box, instance: Instance, look: _Look) -> None:
@@ -136,12 +141,14 @@ def _found(box: tables.Box, instance: Instance, look: _Look) -> None:
     box.misses, box.missed_since = 0, None
     for rent in look.calls(box, RentBox):
         if rent.status != ActionStatus.DONE:  # even one that failed or expired: the box is the better witness
-            ledger.settle(rent, ActionStatus.DONE, f"found in the list as box {instance.id}", look.now)
+            actions.settle(rent, ActionStatus.DONE, f"found in the list as box {instance.id}", look.now)
     if box.stage == Stage.DESTROYING and not look.grace_is_over(box, DestroyBox):
         return
     look.settle(box, DestroyBox, ActionStatus.EXPIRED, "the box is still listed after the grace")
-    box.stage = stage_seen(instance).value
+    if box.busy_until is not None and box.busy_until <= look.real_now:
+        box.busy_action, box.busy_until = None, None
     box.gone_at, box.gone_because = None, ""
+    ledger.enter(box, _stage(box, instance), look.now)
 
 
 def _missed(box: tables.Box, look: _Look) -> None:
@@ -162,8 +169,19 @@ def _missed(box: tables.Box, look: _Look) -> None:
         ledger.gone(box, f"missing from {box.misses} looks in a row", look.now)
 
 
+def _stage(box: tables.Box, instance: Instance) -> Stage:
+    """What the list shows, but for what only the box itself or we ourselves know."""
+    seen = stage_seen(instance)
+    if box.drain_by is not None:
+        return Stage.DRAINING
+    if seen is Stage.PROVING and box.reported_at is not None:
+        return Stage(box.stage) if box.stage in WAY else Stage.REGISTERED
+    return seen
+
+
 def stage_seen(instance: Instance) -> Stage:
-    """How far a listed box is. What it does inside, the list does not tell: a running box counts as proving."""
+    """How far a listed box is. What it does inside, the list does not tell: a running box counts as proving, unless it
+    speaks for itself."""
     match instance.actual_status:
         case "running":
             return Stage.PROVING
@@ -190,6 +208,7 @@ def _adopt(tx: Session, fleet: str, instance: Instance, taken: set[str], now: da
         agreed_usd_per_hour=instance.usd_per_hour,
         rented_at=instance.started_at,
         stage=Stage.RENTED.value,
+        stage_since=now,
     )
     tx.add(box)
     return box

@@ -21,11 +21,12 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB
 from sqlmodel import Field, SQLModel
 
 from fleet_agent.domain.fleet import Stage
+from fleet_agent.domain.hosts import Failure
 from fleet_agent.domain.ledger import ActionStatus
-from fleet_agent.domain.rules import Decision, Mode
+from fleet_agent.domain.rules import Actor, Decision, Mode
 from fleet_agent.domain.triggers import Trigger
 
-SCHEMA_VERSION = "0001"
+SCHEMA_VERSION = "0002"
 """The newest migration; a test compares it with the folder of migrations."""
 
 TIME = DateTime(timezone=True)
@@ -67,13 +68,6 @@ class Purpose(StrEnum):
     """What a token opens."""
 
     HOOKS = "hooks"
-
-
-class Actor(StrEnum):
-    """Who asked for an action."""
-
-    AGENT = "agent"
-    OPERATOR = "operator"
 
 
 SQLModel.metadata.naming_convention = {
@@ -224,6 +218,13 @@ class SessionState(SQLModel, table=True):
     notes_by_run: int | None = Field(default=None, sa_type=BigInteger)
     notes_at: datetime | None = Field(default=None, sa_type=TIME)
     compaction: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB)  # conversation; of this epoch
+
+    # brakes: the first two are the operator's; the breaker pauses renting by itself and says why, a person closes it
+    scale_out_paused: bool = False
+    scale_in_paused: bool = False
+    rent_breaker: str = ""
+    rent_failures: int = 0  # in a row
+    frozen_because: str = ""  # the watch: the newest list cannot be true, so nothing is done by itself
     policy: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB)
     policy_version: int = 0
 
@@ -441,6 +442,10 @@ class Action(SQLModel, table=True):
         Index(None, "fleet", "run_id"),
         Index("action_unsettled", "fleet", postgresql_where=sql("status IN ('intended', 'sent', 'unknown')")),
         Index("action_awaiting_approval", "fleet", postgresql_where=sql("status = 'awaiting_approval'")),
+        Index("action_sent", "fleet", "tool", "sent_at", postgresql_where=sql("sent_at IS NOT NULL")),
+        Index("action_sent_by", "fleet", "sent_by_run", postgresql_where=sql("sent_by_run IS NOT NULL")),
+        _by_run("sent_by_run"),
+        CheckConstraint("(approved_by IS NULL) = (approved_at IS NULL)", name="approved_by_somebody"),
     )
 
     id: int = _identity()
@@ -457,7 +462,14 @@ class Action(SQLModel, table=True):
     box_key: str | None = Field(default=None, index=True)  # the box it makes or ends
     reserved_usd_per_hour: Decimal = Field(default=Decimal(0), sa_type=USD)
     policy_version: int | None = None  # an order of a person is judged by none
+    tainted: bool = False  # the run that asked had read words from outside
     created_at: datetime = Field(sa_type=TIME)
+
+    # approvals: the bound that a person's word grants, until when, and who gave it
+    grant: dict[str, Any] | None = Field(default=None, sa_type=JSONB)
+    grant_expires_at: datetime | None = Field(default=None, sa_type=TIME)
+    approved_by: str | None = None
+    approved_at: datetime | None = Field(default=None, sa_type=TIME)
 
     # at the ruling and at sending, which rules once more
     ruling: str
@@ -466,6 +478,7 @@ class Action(SQLModel, table=True):
     status: str
     sent_at: datetime | None = Field(default=None, sa_type=TIME)  # real
     send_by: datetime | None = Field(default=None, sa_type=TIME)  # real
+    sent_by_run: int | None = Field(default=None, sa_type=BigInteger)  # not who asked, where it had to be approved
 
     # at the outcome; `done` is never overwritten
     outcome: str = ""
@@ -497,6 +510,9 @@ class Box(SQLModel, table=True):
     # ledger: from the provider's answers. sightings: from its lists, counting good looks only
     vast_id: int | None = Field(default=None, sa_type=BigInteger)
     stage: str
+    stage_since: datetime = Field(sa_type=TIME)
+    busy_action: str | None = None  # a call about it is on its way, until its outcome or
+    busy_until: datetime | None = Field(default=None, sa_type=TIME)  # real
     seen_usd_per_hour: Decimal | None = Field(default=None, sa_type=USD)
     looked_at: datetime | None = Field(default=None, sa_type=TIME)
     sightings: int = 0
@@ -505,7 +521,96 @@ class Box(SQLModel, table=True):
     gone_at: datetime | None = Field(default=None, sa_type=TIME)
     gone_because: str = ""
 
+    # draining: since when it takes no more work, until when at the latest, and why
+    drain_by: datetime | None = Field(default=None, sa_type=TIME)
+    drain_because: str = ""
+
+    # reports: what it says of itself, by a token of its own
+    hook_digest: str | None = Field(default=None, index=True)
+    reported_at: datetime | None = Field(default=None, sa_type=TIME)
+    tasks: int | None = None
+    proofs_per_hour: float | None = None
+
+    # spent: counted at each look by the price seen; and what the provider says that it charged
+    accrued_until: datetime | None = Field(default=None, sa_type=TIME)
+    spent_usd: Decimal = Field(default=Decimal(0), sa_type=USD)
+    charged_usd: Decimal | None = Field(default=None, sa_type=USD)
+    charged_at: datetime | None = Field(default=None, sa_type=TIME)
+
+    # watch: since when it has been in trouble, and which troubles a person was told of
+    troubled_since: datetime | None = Field(default=None, sa_type=TIME)
+    trouble: str = ""
+
     protected: bool = False  # the operator
+
+
+class BoxHour(SQLModel, table=True):
+    """What one box cost within one hour (business time), by the prices seen. Written by `spent`."""
+
+    __tablename__: ClassVar[str] = "box_hour"  # pyright: ignore[reportIncompatibleVariableOverride]
+    __table_args__ = (_of_known_fleet(), Index("box_hour_of_box", "box_key"))
+
+    fleet: str = Field(primary_key=True)
+    hour: datetime = Field(sa_type=TIME, primary_key=True)
+    box_key: str = Field(primary_key=True)
+    usd: Decimal = Field(default=Decimal(0), sa_type=USD)
+
+
+class Host(SQLModel, table=True):
+    """What a machine has shown, with so many GPUs. Written by `hosts`."""
+
+    __table_args__ = (_of_known_fleet(),)
+
+    fleet: str = Field(primary_key=True)
+    machine_id: int = Field(sa_type=BigInteger, primary_key=True, sa_column_kwargs={"autoincrement": False})
+    num_gpus: int = Field(primary_key=True, sa_column_kwargs={"autoincrement": False})
+    gpu_name: str
+    best_proofs_per_hour: float | None = None
+    measured_at: datetime | None = Field(default=None, sa_type=TIME)
+    failures: dict[str, int] = Field(default_factory=dict, sa_type=JSONB)  # by class
+    last_failure: str = ""
+    failed_at: datetime | None = Field(default=None, sa_type=TIME)
+
+
+class HostBan(SQLModel, table=True):
+    """A machine that is not rented for a while. Written by `hosts`; a ban that is over stays, as history."""
+
+    __tablename__: ClassVar[str] = "host_ban"  # pyright: ignore[reportIncompatibleVariableOverride]
+    __table_args__ = (
+        _of_known_fleet(),
+        _one_of("failure", Failure),
+        Index("host_ban_of_machine", "fleet", "machine_id"),
+        CheckConstraint("(lifted_by IS NULL) = (lifted_at IS NULL)", name="lifted_by_somebody"),
+    )
+
+    id: int = _identity()
+    fleet: str
+    machine_id: int = Field(sa_type=BigInteger)
+    failure: str
+    reason: str
+    banned_by: str
+    banned_at: datetime = Field(sa_type=TIME)
+    expires_at: datetime = Field(sa_type=TIME)
+    lifted_by: str | None = None
+    lifted_at: datetime | None = Field(default=None, sa_type=TIME)
+
+
+class Sample(SQLModel, table=True):
+    """What one look of the watch saw, for plots and for what is compared with the look before. Written by `looks`."""
+
+    __table_args__ = (_of_known_fleet(),)
+
+    fleet: str = Field(primary_key=True)
+    at: datetime = Field(sa_type=TIME, primary_key=True)
+    boxes: int | None = None  # of ours in the list; None where it was not read
+    proving: int | None = None
+    in_flight: int = 0
+    burn_usd_per_hour: Decimal = Field(default=Decimal(0), sa_type=USD)
+    credit_usd: Decimal | None = Field(default=None, sa_type=USD)
+    pending: int | None = None
+    running: int | None = None
+    done_per_hour: float | None = None
+    bands: dict[str, str] = Field(default_factory=dict, sa_type=JSONB)  # of what the watch tells changes of
 
 
 class Question(SQLModel, table=True):

@@ -1,11 +1,7 @@
-"""Tokens by which strangers are let in. A token is shown once, when it is made; what is kept does not give it away.
-
-A plain digest is enough: a token has 256 random bits, so there is nothing to guess that a slow hash would protect.
-"""
+"""Tokens by which strangers are let in. A token is shown once, when it is made; what is kept does not give it away."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 from datetime import datetime
@@ -14,6 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from sqlmodel import select
 
+from fleet_agent.domain.box_reports import digest_of
 from fleet_agent.store import audit, session
 from fleet_agent.store.tables import Purpose, Token
 
@@ -22,7 +19,7 @@ def rotate(tx: Session, fleet: str, purpose: Purpose, *, who: str, now: datetime
     """A new token of the fleet for this purpose; the one before it opens nothing any more."""
     session.begin(tx, fleet)
     token = secrets.token_urlsafe(32)
-    new = insert(Token).values(fleet=fleet, purpose=purpose.value, digest=_digest(token), made_at=now)
+    new = insert(Token).values(fleet=fleet, purpose=purpose.value, digest=digest_of(token), made_at=now)
     tx.execute(
         new.on_conflict_do_update(
             index_elements=["fleet", "purpose"],
@@ -35,11 +32,7 @@ def rotate(tx: Session, fleet: str, purpose: Purpose, *, who: str, now: datetime
 
 def fleet_of(tx: Session, purpose: Purpose, token: str) -> str | None:
     """The fleet whose token this is. Every one is compared, each in constant time."""
-    presented = _digest(token)
+    presented = digest_of(token)
     known = tx.execute(select(Token.fleet, Token.digest).where(Token.purpose == purpose)).all()
     opened = [fleet for fleet, digest in known if hmac.compare_digest(digest, presented)]
     return opened[0] if opened else None
-
-
-def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()

@@ -1,15 +1,25 @@
-"""The port `Logbook` on PostgreSQL: what the watch looks for, and what it has told."""
+"""The port `Logbook` on PostgreSQL: what the watch looks for, what it finds and does, and what it has told."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TypeVar
 
 from sqlalchemy.orm import Session
 from sqlmodel import select
 
-from fleet_agent.domain.watch import DeadRun, Untold
+from fleet_agent.domain.hosts import Failure
+from fleet_agent.domain.ledger import ActionStatus, Ruled
+from fleet_agent.domain.observation import Observation
+from fleet_agent.domain.rules import Actor, Removal, Ruling
+from fleet_agent.domain.watch import DeadRun, Looked, Order, Seen, Untold
 from fleet_agent.ports import Clock
-from fleet_agent.store import claims, notices, reading, tables
+from fleet_agent.store import actions, claims, looks, notices, reading, tables
 from fleet_agent.store.database import Database
 from fleet_agent.store.threads import in_thread
+
+Answer = TypeVar("Answer")
 
 
 class PostgresLogbook:
@@ -29,6 +39,54 @@ class PostgresLogbook:
         await in_thread(
             self._database.transaction(), lambda tx: notices.told(tx, notice.id, how=how, now=self._clock.now())
         )
+
+    async def fleets(self) -> tuple[str, ...]:
+        return await in_thread(self._database.transaction(), lambda tx: tuple(reading.fleets(tx)))
+
+    async def record_look(self, fleet: str, seen: Seen) -> Looked:
+        return await self._exclusive(fleet, lambda tx: looks.record_look(tx, fleet, seen, now=self._clock.now()))
+
+    async def propose(
+        self, fleet: str, actor: Actor, wanted: Sequence[Removal], observation: Observation
+    ) -> tuple[Ruled, ...]:
+        return await self._exclusive(
+            fleet,
+            lambda tx: looks.propose(tx, fleet, actor, wanted, observation=observation, now=self._clock.now()),
+        )
+
+    async def orders(self) -> tuple[Order, ...]:
+        return await in_thread(self._database.transaction(), actions.orders)
+
+    async def judge_order(self, order: Order, observation: Observation) -> Ruled:
+        return await self._exclusive(
+            order.fleet,
+            lambda tx: actions.judge_order(tx, order, observation=observation, now=self._clock.now()),
+        )
+
+    async def mark_sent(self, fleet: str, key: str, *, send_by: timedelta) -> Ruling:
+        return await self._exclusive(
+            fleet, lambda tx: actions.mark_sent(tx, fleet, key, send_by=send_by, now=self._clock.now())
+        )
+
+    async def record_outcome(
+        self,
+        fleet: str,
+        key: str,
+        status: ActionStatus,
+        outcome: str,
+        *,
+        vast_id: int | None = None,
+        blame: Failure | None = None,
+    ) -> None:
+        await self._exclusive(
+            fleet,
+            lambda tx: actions.record_outcome(
+                tx, key, status, outcome, vast_id=vast_id, blame=blame, now=self._clock.now()
+            ),
+        )
+
+    async def _exclusive(self, fleet: str, work: Callable[[Session], Answer]) -> Answer:
+        return await in_thread(self._database.exclusive(fleet), work)
 
 
 def dead_runs(tx: Session) -> tuple[DeadRun, ...]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fleet_agent.worker.resident import ResidentWorker
 
 MOST_RUNS = 2
-"""Runs at a time for each fleet. More than a deployment's limit of one: it is that limit that holds a run back."""
+"""Runs at a time for each deployment. More than a deployment's limit of one: it is that limit that holds a run back."""
 
 LOOK_AFTER_IT = 0.5
 """Seconds between two looks at a worker and at what it was asked to do."""

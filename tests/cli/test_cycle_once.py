@@ -41,7 +41,9 @@ def test_one_run_rents_over_real_http(fleet_agent: Run) -> None:
         said = fleet_agent("cycle", "--once", **settings)
     assert said.code == 0, said.out + said.err
     assert "Rented 1x" in said.out
-    assert [row["status"] for row in json.loads(fleet_agent("ledger", "--json").out)] == ["done", "done"]
+    rents = json.loads(fleet_agent("ledger", "--json").out)
+    assert [row["status"] for row in rents] == ["done", "done"]
+    assert [(row["spent_usd"], row["charged_usd"]) for row in rents] == [(0, None)] * 2  # no look has seen them yet
 
 
 def test_a_wrong_key_is_one_line_and_a_failed_run(fleet_agent: Run) -> None:

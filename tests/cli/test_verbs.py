@@ -17,6 +17,27 @@ def test_status_says_that_nothing_runs(fleet_agent: Run) -> None:
     assert "not running: nothing watches" in fleet_agent("status").out
 
 
+def test_status_says_what_boxes_cost_what_they_may_and_how_long_the_credit_lasts(
+    fleet_agent: Run, database_url: str
+) -> None:
+    fleet_agent("policy", "set", "limits.max_usd_per_day=12")
+    before = fleet_agent("status").out
+    with psycopg.connect(plain(database_url), autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO sample (fleet, at, credit_usd, in_flight, burn_usd_per_hour, bands)"
+            " VALUES ('main', '2026-03-17 12:30Z', 8.2, 0, 0, '{}')"
+        )
+    after = fleet_agent("status").out
+    found = json.loads(fleet_agent("status", "--json").out)
+
+    assert "burn       $0.000/h, and $0.000/h reserved\n" in before
+    assert "spent      $0.00 of $12.00 in 24 h, $0.00 of it this hour\n" in before
+    assert "credit     unknown" in before
+    assert "credit     $8.20 at 03-17 12:30:00 UTC\n" in after
+    assert (found["max_usd_per_day"], found["box_usd_of_day"], found["credit_usd"]) == (12, 0, 8.2)
+    assert found["runway"] is None  # nothing burns
+
+
 def test_the_objective_is_set_and_read_back(fleet_agent: Run) -> None:
     fleet_agent("objective", "set", "No box at night.")
     assert fleet_agent("objective", "get").out == "No box at night.\n"

@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Generator
 import httpx
 import httpx2
 import pytest
+from pydantic import SecretStr
 
 from fleet_agent.clients.model import DEADLINE, ChatModel, ChatOptions
 from fleet_agent.clients.model import open_client as open_model_client
 from fleet_agent.clients.notify import AppriseNotifier
 from fleet_agent.clients.secrecy import LONGEST_QUOTE, TALKATIVE, bare_address, quiet_transport_logs, quoted
 from fleet_agent.clients.vast import open_client as open_vast_client
+from fleet_agent.domain.box_reports import VARIABLE
 from fleet_agent.domain.tokens import by_bytes
 from fleet_agent.errors import FleetAgentError, KeyRefused
 from fleet_agent.ports import OfferQuery
@@ -24,9 +26,10 @@ BOX_SECRET = "made-up-box-secret-0123456789"
 SIGNATURE = "made-up-signature-0123456789"
 MODEL_KEY = "made-up-model-key-0123456789"
 NOTIFY_TOKEN = "madeuptoken0123456789"
-SECRETS = (KEY, BOX_SECRET, SIGNATURE, MODEL_KEY, NOTIFY_TOKEN)
+BOX_TOKEN = "box_made-up-token-of-a-box-that-nobody-knows-47"
+SECRETS = (KEY, BOX_SECRET, SIGNATURE, MODEL_KEY, NOTIFY_TOKEN, BOX_TOKEN)
 
-ECHO = f"cannot do that: key {KEY}, env TOKEN={BOX_SECRET}"
+ECHO = f"cannot do that: key {KEY}, env TOKEN={BOX_SECRET} {VARIABLE}=https://fleet.test/box/{BOX_TOKEN}"
 SERVERS = [
     *(
         httpx.Response(status, json={"success": False, "error": "e", "msg": ECHO})
@@ -34,7 +37,7 @@ SERVERS = [
     ),
     httpx.Response(200, json={"credit": None, "api_key": KEY, "instances": KEY, "offers": KEY, "result_url": [KEY]}),
     httpx.Response(502, text=ECHO),
-    httpx.ReadTimeout(ECHO.replace(KEY, "…").replace(BOX_SECRET, "…")),
+    httpx.ReadTimeout(ECHO.replace(KEY, "…").replace(BOX_SECRET, "…").replace(BOX_TOKEN, "…")),
 ]
 
 
@@ -74,7 +77,7 @@ async def test_whatever_the_provider_answers_no_secret_is_told(
         await told(market.inventory()),
         await told(market.offers(OfferQuery(policy=POLICY))),
         await told(market.account()),
-        await told(market.rent(order(40_000_001, env={"TOKEN": "$TOKEN"}))),
+        await told(market.rent(order(40_000_001, env={"TOKEN": "$TOKEN"}, hook=SecretStr(BOX_TOKEN)))),
         await told(market.destroy(77)),
         await told(market.logs(77, tail=5)),
     ]
@@ -86,7 +89,7 @@ async def test_whatever_the_provider_answers_no_secret_is_told(
 @pytest.mark.parametrize(
     "log",
     [
-        httpx.Response(200, text=f"TOKEN={BOX_SECRET}"),
+        httpx.Response(200, text=f"TOKEN={BOX_SECRET}\n{VARIABLE}=https://fleet.test/box/{BOX_TOKEN}"),
         httpx.Response(404, text=f"no such file: {SIGNATURE}"),
         httpx.ConnectError("no such host"),
         httpx.UnsupportedProtocol(f"http://logs.test/1?signature={SIGNATURE}"),
@@ -149,7 +152,7 @@ async def test_control_without_the_quiet_start_a_signed_address_is_logged(caplog
 
 
 def test_control_an_error_that_repeats_the_server_word_for_word_tells_the_key():
-    assert secrets_in(str(FleetAgentError(f"refused: {ECHO}"))) == [KEY, BOX_SECRET]
+    assert secrets_in(str(FleetAgentError(f"refused: {ECHO}"))) == [KEY, BOX_SECRET, BOX_TOKEN]
     assert secrets_in(str(FleetAgentError(f"refused: {quoted(ECHO, SECRETS)}"))) == []
 
 

@@ -4,7 +4,9 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+from pydantic import SecretStr
 
+from fleet_agent.domain.box_reports import VARIABLE
 from fleet_agent.domain.policy import Launch, OfferFloors, Policy
 from fleet_agent.errors import (
     AlreadyGone,
@@ -128,12 +130,61 @@ async def test_a_search_for_one_gpu_model_or_one_offer_yields_only_that():
     assert await world.market.offers(OfferQuery(policy=POLICY, offer_id=offer.id)) == (offer,)
 
 
+async def test_a_search_for_as_many_gpus_is_not_crowded_out_by_cheaper_offers_with_fewer():
+    """Control: among the cheapest of that model there is none."""
+    world = SimulatedWorld()
+    cheapest_of_all = await world.market.offers(OfferQuery(policy=POLICY, gpu_name="RTX 4090", limit=1))
+    pairs = await world.market.offers(OfferQuery(policy=POLICY, gpu_name="RTX 4090", num_gpus=2, limit=1))
+
+    assert [offer.num_gpus for offer in cheapest_of_all] == [1]
+    assert [offer.num_gpus for offer in pairs] == [2]
+
+
 async def test_an_offer_that_somebody_took_is_no_longer_found():
     world = SimulatedWorld()
     offer_id = await cheapest(world)
     await world.market.rent(order(offer_id))
 
     assert await world.market.offers(OfferQuery(policy=POLICY, offer_id=offer_id)) == ()
+
+
+async def test_a_banned_machine_is_not_offered_and_its_absence_is_counted():
+    world = SimulatedWorld()
+    bad, good = await world.market.offers(OfferQuery(policy=POLICY, limit=2))
+
+    found = await world.market.offers(OfferQuery(policy=POLICY, limit=2, banned=frozenset({bad.machine_id, 4711})))
+
+    assert found[0] == good
+    assert len(found) == 2
+    assert found.left_out == 1
+
+
+async def test_control_without_the_ban_the_bad_machine_is_the_cheapest_again():
+    world = SimulatedWorld()
+    bad, _ = await world.market.offers(OfferQuery(policy=POLICY, limit=2))
+
+    found = await world.market.offers(OfferQuery(policy=POLICY, limit=2))
+
+    assert (found[0], found.left_out) == (bad, 0)
+
+
+async def test_one_offer_of_a_banned_machine_is_not_found_under_its_number_either():
+    world = SimulatedWorld()
+    [bad] = await world.market.offers(OfferQuery(policy=POLICY, limit=1))
+
+    found = await world.market.offers(OfferQuery(policy=POLICY, offer_id=bad.id, banned=frozenset({bad.machine_id})))
+
+    assert (found, found.left_out) == ((), 1)
+
+
+async def test_many_banned_machines_at_the_cheap_end_leave_enough_to_choose_from():
+    world = SimulatedWorld()
+    every = await world.market.offers(OfferQuery(policy=POLICY, limit=100))
+    banned = frozenset(offer.machine_id for offer in every[:-5])
+
+    found = await world.market.offers(OfferQuery(policy=POLICY, limit=5, banned=banned))
+
+    assert found == every[-5:]
 
 
 # --- money ------------------------------------------------------------------------------------------------------------
@@ -150,7 +201,8 @@ async def test_the_account_tells_the_spendable_credit():
 
 async def test_a_rent_makes_one_box_on_demand_with_the_label_and_what_the_policy_launches():
     world = SimulatedWorld(box_env={"HF_TOKEN": "a-secret-for-the-box"})
-    wanted = order(await cheapest(world), env={"PROVER": "cuzk", "TOKEN": "$HF_TOKEN"}, onstart="run-prover")
+    hook = SecretStr("https://fleet.test/box/its-own")
+    wanted = order(await cheapest(world), env={"PROVER": "cuzk", "TOKEN": "$HF_TOKEN"}, hook=hook, onstart="run-prover")
 
     box_id = await world.market.rent(wanted)
 
@@ -159,7 +211,7 @@ async def test_a_rent_makes_one_box_on_demand_with_the_label_and_what_the_policy
     assert not box.is_bid
     assert (box.order.image, box.order.disk_gb, box.order.runtype) == (IMAGE, 100, "args")
     assert (box.label, box.order.onstart) == ("fa/abc123/main/r1-s1-c0-wxyz", "run-prover")
-    assert box.order.env == {"PROVER": "cuzk", "TOKEN": "a-secret-for-the-box"}
+    assert box.order.env == {"PROVER": "cuzk", "TOKEN": "a-secret-for-the-box", VARIABLE: hook.get_secret_value()}
 
 
 async def test_a_secret_that_nobody_set_stops_the_rent_before_anything_is_sent():

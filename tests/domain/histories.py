@@ -94,13 +94,13 @@ def _result(step: int, call_id: str, content: str) -> Message:
 
 
 @st.composite
-def standings(draw: st.DrawFn) -> Standing:
+def standings(draw: st.DrawFn, objective_bytes: int) -> Standing:
     """Everything pinned at its longest, or at nothing, and up to some dozens of earlier runs."""
     objective = draw(texts)
     words = [Said(run_id=number, text=draw(texts)) for number in range(draw(st.integers(0, 6)))]
     summaries = draw(st.lists(texts, max_size=12)) * draw(st.sampled_from((1, 1, 4)))
     return standing(
-        objective=shortened(objective, OBJECTIVE_BYTES, lambda text: len(text.encode("utf-8", "replace"))),
+        objective=shortened(objective, objective_bytes, lambda text: len(text.encode("utf-8", "replace"))),
         notes=noted(draw(texts)),
         wakes=tuple(
             Wake(id=number, wake_at=NOW, reason=draw(texts), asked_by="agent")
@@ -115,5 +115,5 @@ def standings(draw: st.DrawFn) -> Standing:
     )
 
 
-def histories(count_tokens: CountTokens) -> st.SearchStrategy[History]:
-    return st.builds(History, standings(), steps(count_tokens))
+def histories(count_tokens: CountTokens, *, objective_bytes: int = OBJECTIVE_BYTES) -> st.SearchStrategy[History]:
+    return st.builds(History, standings(objective_bytes), steps(count_tokens))

@@ -28,7 +28,7 @@ from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import Inventory
 from fleet_agent.domain.happenings import HUMAN_TOKENS
 from fleet_agent.domain.observation import Account, Known, Observation, Unknown
-from fleet_agent.domain.policy import Policy
+from fleet_agent.domain.policy import Approvals, Policy
 from fleet_agent.domain.rules import Mode
 from fleet_agent.domain.run import (
     Approval,
@@ -44,6 +44,7 @@ from fleet_agent.domain.run import (
     Standing,
     ToolCall,
 )
+from fleet_agent.domain.show import limits_line
 from fleet_agent.domain.tokens import corrected, request_tokens, shortened
 from fleet_agent.domain.triggers import Event, Kind, Priority, Trigger
 from fleet_agent.domain.wakes import Wake
@@ -400,9 +401,30 @@ demand: pending=12 running=3 oldest_pending_s=240 done_per_hour=20 failed_per_ho
 account: credit_usd=41.20 burn_usd_per_hour=0.400 runway_hours=103.0 age_s=2
 boxes: live=1 in_flight=1 age_s=2
 id|stage|gpu|usd_per_hour|age_min|status
-101|proving|1x RTX 4090|0.400|0|running
+101|proving|1x RTX 4090|0.400|60|running
 [/observation]\
 """)
+
+
+def test_the_limits_that_bind_stand_in_one_line() -> None:
+    """Only those that can be taken into account before an action is asked for."""
+    assert limits_line(standing()) == snapshot(
+        "limits: mode=live max_boxes=4 max_usd_per_hour=4.00 max_usd_per_hour_per_box=1.50 max_usd_per_day=50.00 "
+        "min_runway_hours=2 max_rents_per_run=2 max_destroys_per_run=2 rents_wait_above_usd_per_hour=1.00"
+    )
+
+
+def test_a_brake_is_said_where_it_holds_and_what_always_waits_where_something_does() -> None:
+    """Control: in the line above none of them is named."""
+    waits = Policy(approvals=Approvals(always=("drain_box", "destroy_box"), rent_above_usd_per_hour=None))
+    held = limits_line(standing(scale_out_paused=True, scale_in_paused=True, policy=waits))
+    assert held.endswith(" max_destroys_per_run=2 always_wait=drain_box,destroy_box scale_out=paused scale_in=paused")
+
+    broken = limits_line(standing(rent_breaker="5 rents in a row came to nothing,\nthe last one: no such image"))
+    assert broken.endswith(
+        " scale_out=paused\nRents kept failing, so a person must allow them again: "
+        "5 rents in a row came to nothing, the last one: no such image"
+    )
 
 
 def test_what_is_unknown_is_never_shown_as_a_number() -> None:
@@ -431,7 +453,7 @@ def test_open_approvals_stand_in_every_prompt_without_the_words_of_who_asked() -
     assert (
         'Open approvals:\n- 2026-03-17T12:00:00Z r0-s1-c1-aaaa: rent_box({"offer_id": 0}); beyond the plan\n'
     ) in content
-    assert "(2 more)" in content
+    assert "(7 more)" in content
     assert "obey" not in content
     assert "Open approvals:\n(none)" in prompt([]).messages[1]["content"]
 

@@ -1,5 +1,6 @@
 """What the simulated model decides from what it sees."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,6 +36,14 @@ def turn(*, demand: str = BUSY, boxes: tuple[str, ...] = NO_BOXES, limits: str =
     destroys = f"{limits}max_destroys_per_run=2"
     block = ["[observation]", "time: 2026-11-29T20:00:05Z", demand, account, *boxes, "[/observation]"]
     return Message("user", "\n".join([destroys, "Run #812, trigger: heartbeat.", *words, *block]))
+
+
+def turn_of_work(**changes: Any) -> Message:
+    return turn(**changes)
+
+
+def turn_without_work(**changes: Any) -> Message:
+    return turn(demand=EMPTY, boxes=TWO_BOXES, **changes)
 
 
 def step(tool: str, arguments: dict[str, Any], result: str) -> list[Message]:
@@ -144,10 +153,52 @@ def test_a_proof_that_still_runs_keeps_its_box():
     assert names(sensible(turn(demand=running, boxes=TWO_BOXES))) == ["finish"]
 
 
+def test_a_box_that_may_still_be_proving_is_drained_instead():
+    refused = step(
+        "destroy_box", {"id": 102}, "Refused (drain_first): Box 102 may be proving. `drain_box` lets it finish."
+    )
+    gone = step("destroy_box", {"id": 101}, "The provider accepted to destroy box 101.")
+    drains = sensible(turn(demand=EMPTY, boxes=TWO_BOXES), *refused, *gone)
+    assert [(call.name, call.arguments["id"]) for call in drains.calls] == [("drain_box", 102)]
+
+    drained = step("drain_box", {"id": 102}, "Box 102 is to take no more work.")
+    done = finish_of(sensible(turn(demand=EMPTY, boxes=TWO_BOXES), *refused, *gone, *drained))
+    assert done["action"] is True
+    assert "Box 102 is to take no more work." in done["summary"]
+
+
+@pytest.mark.parametrize(
+    ("brake", "seen"),
+    [("scale_out=paused ", turn_of_work), ("scale_in=paused ", turn_without_work)],
+)
+def test_what_a_person_holds_back_is_not_asked_for(brake: str, seen: Callable[..., Message]):
+    """Control: without the brake it is."""
+    assert names(sensible(seen(limits=LIMITS + brake))) == ["finish"]
+    assert names(sensible(seen())) != ["finish"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "seen"),
+    [("rent_box", turn_of_work), ("destroy_box", turn_without_work), ("drain_box", turn_without_work)],
+)
+def test_what_waits_for_a_word_is_not_asked_for_again(tool: str, seen: Callable[..., Message]):
+    waits = Message("user", f'Open approvals:\n- 2026-11-29T20:00:00Z r1-s1-c1-aaaa: {tool}({{"id": 1}}); it waits')
+    assert names(sensible(waits, seen())) == ["finish"]
+    assert names(sensible(seen())) != ["finish"]
+
+
+def test_a_rent_that_waits_for_a_word_is_not_claimed():
+    waits = step("rent_box", {"offer_id": 5001}, "Waits for the operator's approval (dear): $1.200/h is over $1.000/h.")
+    reply = sensible(turn(), *SEARCHED, *waits)
+    assert names(reply) == ["finish"]
+    assert finish_of(reply)["action"] is False
+
+
 def test_boxes_that_leave_or_have_no_id_are_not_destroyed_again():
     boxes = (
-        "boxes: live=2 in_flight=0",
+        "boxes: live=3 in_flight=0",
         "101|destroying|1x RTX 4090|0.412|35|running",
+        "103|draining|1x RTX 4090|0.412|35|running",
         "?|rented|1x X|?|0|not seen yet",
     )
     assert names(sensible(turn(demand=EMPTY, boxes=boxes))) == ["finish"]

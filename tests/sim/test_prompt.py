@@ -7,10 +7,11 @@ from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import Box, Inventory, Offer, Stage
 from fleet_agent.domain.observation import Account, Known, Observation, Unknown
 from fleet_agent.domain.policy import Policy
-from fleet_agent.domain.rules import Mode
+from fleet_agent.domain.run import Approval
 from fleet_agent.domain.show import limits_line, observation_block, offers_table
 from fleet_agent.sim.chat import Message
 from fleet_agent.sim.prompt import BoxRow, OfferRow, Prompt, read_offers, read_prompt
+from tests.domain.test_context import prompt, standing
 
 NOW = datetime(2026, 11, 29, 20, 0, 5, tzinfo=UTC)
 BOX = Box(
@@ -22,6 +23,8 @@ BOX = Box(
     num_gpus=1,
     usd_per_hour=Decimal("0.412"),
     stage=Stage.PROVING,
+    agreed_usd_per_hour=Decimal("0.412"),
+    stage_since=NOW - timedelta(minutes=35),
     rented_at=NOW - timedelta(minutes=35),
     protected=False,
 )
@@ -48,7 +51,7 @@ OBSERVATION = Observation(
 
 def read(observation: Observation) -> Prompt:
     block = observation_block(observation, NOW)
-    limits = limits_line(Mode.LIVE, Policy())
+    limits = limits_line(standing())
     return read_prompt(
         (Message("system", "You operate a fleet."), Message("user", f"{limits}\n\nRun #1.\n{block}")), ()
     )
@@ -67,6 +70,20 @@ def test_every_part_of_an_observation_is_read_as_it_was_written():
         BoxRow(101, "proving", "1x RTX 4090", Decimal("0.412"), Decimal(35), "not listed"),
         BoxRow(None, "rented", "1x RTX 4090", Decimal("0.412"), Decimal(35), "not seen yet"),
     )
+
+
+def test_brakes_and_what_waits_for_a_word_are_read_where_they_stand():
+    waits = Approval(
+        key="r1-s1-c1-aaaa", tool="rent_box", arguments={"offer_id": 1}, sentence="It is dear.", asked_at=NOW
+    )
+    made = prompt([], approvals=(waits, waits.model_copy(update={"tool": "drain_box"})), scale_in_paused=True)
+    messages = tuple(Message(message["role"], message["content"]) for message in made.messages)
+    seen = read_prompt((*messages, Message("user", observation_block(OBSERVATION, NOW))), ())
+    assert seen.waiting == {"rent_box", "drain_box"}
+    assert seen.observation is not None
+    assert seen.observation.limits.values["scale_in"] == "paused"
+    assert "scale_out" not in seen.observation.limits.values
+    assert read(OBSERVATION).waiting == frozenset()
 
 
 def test_unknown_parts_are_read_with_their_reasons():

@@ -18,7 +18,7 @@ import pytest
 from fleet_agent import automations
 from fleet_agent.automations import SILENT, STUCK, bootstrap, doorbells, faults, guards, named
 from fleet_agent.clients.prefect_admin import PrefectAdmin
-from fleet_agent.clients.prefect_api import FLOW
+from fleet_agent.clients.prefect_api import FLOW, HOUSEKEEPING
 from fleet_agent.clients.prefect_rest import PrefectRest
 from fleet_agent.deploy import PROJECT_DIR, WORK_POOL, our_deployments
 from fleet_agent.domain.triggers import Doorbell, rung_at
@@ -297,9 +297,10 @@ async def test_silent_and_stuck_runs_are_crashed_and_what_lives_or_ended_is_left
     await bootstrap(prefect, [*ours, naive])
     await asyncio.sleep(1)  # until the server has taken notice of them
     silent, lives, ended, began = [await runs.of_flow(FLOW) for _ in range(4)]
+    silent_too = await runs.of_flow(HOUSEKEEPING)
     stuck = await runs.of_deployment()
     hidden, hides = [await runs.of_flow(other) for _ in range(2)]
-    for run in (silent, lives, hidden, hides):
+    for run in (silent, silent_too, lives, hidden, hides):
         await runs.become(run, "PENDING", "RUNNING")
     await runs.become(ended, "PENDING", "RUNNING", "COMPLETED")
     await runs.become(began, "PENDING")
@@ -314,12 +315,12 @@ async def test_silent_and_stuck_runs_are_crashed_and_what_lives_or_ended_is_left
             await runs.beat(hides, other)
             await asyncio.sleep(2)
 
-    async def both_crashed() -> bool:
-        return [await runs.state(silent), await runs.state(stuck)] == ["CRASHED", "CRASHED"]
+    async def all_crashed() -> bool:
+        return {await runs.state(run) for run in (silent, silent_too, stuck)} == {"CRASHED"}
 
     beating = asyncio.create_task(beats())
     try:
-        await eventually(both_crashed)
+        await eventually(all_crashed)
         await asyncio.sleep(SHORT.total_seconds())  # so that whatever lives has had its window twice
         states = [await runs.state(run) for run in (lives, began, ended, hidden)]
     finally:

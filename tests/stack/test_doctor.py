@@ -12,6 +12,7 @@ import pytest
 
 from fleet_agent.automations import SILENT, STUCK, guards, named
 from fleet_agent.clients.prefect_admin import PrefectAdmin
+from fleet_agent.clients.prefect_api import ALL_FLEETS
 from fleet_agent.clients.prefect_rest import PrefectRest
 from fleet_agent.deploy import PROJECT_DIR
 from fleet_agent.doctor import Patient, Tree, examine_fleet, mend
@@ -61,8 +62,8 @@ class Ward:
 
         return [line async for line in mend(self.patient, mends, deploy)]
 
-    async def deployment(self) -> Deployment:
-        found = await self.prefect.deployment("main")
+    async def deployment(self, name: str = "main") -> Deployment:
+        found = await self.prefect.deployment(name)
         assert found is not None
         return found
 
@@ -116,7 +117,7 @@ async def test_a_fleet_that_is_well_has_only_good_findings(ward: Ward) -> None:
     assert [finding.sentence for finding in findings if not finding.well] == []
     looked_at = [finding.sentence.partition(":")[0] for finding in findings]
     assert looked_at == [
-        *("database", "tree", "Prefect server", "deployment", "schedule", "worker"),
+        *("database", "tree", "Prefect server", "deployment", "schedule", "deployment", "schedule", "worker"),
         *("automation", "automation", "automation", "automation", "automation"),
         *("flow runs", "slots", "last run", "wakes", "notices"),
     ]
@@ -132,14 +133,14 @@ Illness = Callable[[Ward], Awaitable[object]]
 URGENT = "fleet-agent main: urgent, at once"
 
 
-async def _schedule_off(ward: Ward) -> None:
-    deployment = await ward.deployment()
+async def _schedule_off(ward: Ward, name: str = "main") -> None:
+    deployment = await ward.deployment(name)
     path = f"/deployments/{deployment.id}/schedules/{deployment.schedules[0].id}"
     await ward.rest.ask("PATCH", path, {"active": False})
 
 
-async def _limit(ward: Ward, **changes: int) -> None:
-    limit = (await ward.deployment()).limit
+async def _limit(ward: Ward, name: str = "main", **changes: int) -> None:
+    limit = (await ward.deployment(name)).limit
     assert limit is not None
     await ward.rest.ask("PATCH", f"/v2/concurrency_limits/{limit.id}", changes)
 
@@ -159,14 +160,18 @@ async def _silent_run(ward: Ward) -> None:
         (lambda ward: ward.change(URGENT, enabled=False), "is switched off", Mend.DEPLOY),
         (lambda ward: ward.delete(URGENT), "is missing", Mend.DEPLOY),
         (_schedule_off, "nothing happens by itself", Mend.SCHEDULES),
+        (lambda ward: _schedule_off(ward, ALL_FLEETS), "schedule hourly is switched off", Mend.SCHEDULES),
         (lambda ward: _limit(ward, limit=2), "has another limit", Mend.DEPLOY),
         (lambda ward: _limit(ward, active=False), "runs go side by side", Mend.LIMIT),
+        (lambda ward: _limit(ward, ALL_FLEETS, limit=2), "deployment all_fleets has another limit", Mend.DEPLOY),
+        (lambda ward: _limit(ward, ALL_FLEETS, active=False), "limit of deployment all_fleets is switched", Mend.LIMIT),
         (lambda ward: _limit(ward, active_slots=1), "no run has it", Mend.SLOT),
         (_silent_run, "nobody carries out", Mend.FLOW_RUNS),
     ],
     ids=[
         *("guard off", "guard missing", "guard twice", "guard changed", "doorbell off", "doorbell missing"),
-        *("schedule off", "limit raised", "limit off", "slot of nobody", "silent run"),
+        *("schedule off", "hourly off", "limit raised", "limit off", "its limit raised", "its limit off"),
+        *("slot of nobody", "silent run"),
     ],
 )
 async def test_what_is_ill_is_found_and_mended(ward: Ward, illness: Illness, words: str, cure: Mend) -> None:

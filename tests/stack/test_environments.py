@@ -76,7 +76,9 @@ def test_prefect_understands_the_values_as_they_are_meant(tmp_path: Path) -> Non
     assert seen["slot_wait"] == 2
 
 
-def test_only_the_worker_is_told_our_settings() -> None:
+def test_each_process_is_told_only_what_it_needs_of_our_settings() -> None:
+    """Worker and watch hold the key of the provider, the worker alone that of the model."""
+
     def ours(environment: dict[str, str]) -> set[str]:
         return {name for name in environment if name.startswith("FLEET_")}
 
@@ -84,6 +86,9 @@ def test_only_the_worker_is_told_our_settings() -> None:
     assert ours(environments.of_deploy(PLACE)) == set()
     assert ours(environments.of_simulators()) == set()
     assert ours(environments.of_hooks(SETTINGS)) == {"FLEET_DATABASE_URL", "FLEET_HOOKS_BIND"}
-    assert ours(environments.of_watch(PLACE, SETTINGS)) == {"FLEET_DATABASE_URL"}
-    assert ours(environments.of_watch(PLACE, TELLING)) == {"FLEET_DATABASE_URL", "FLEET_NOTIFY_URLS"}
     assert {"FLEET_VAST_API_KEY", "FLEET_MODEL_API_KEY"} <= ours(environments.of_worker(PLACE, SETTINGS))
+    watch = ours(environments.of_watch(PLACE, TELLING))
+    assert {"FLEET_DATABASE_URL", "FLEET_VAST_API_KEY", "FLEET_VAST_URL", "FLEET_WATCH_EVERY"} <= watch
+    assert "FLEET_NOTIFY_URLS" in watch
+    assert "FLEET_NOTIFY_URLS" not in ours(environments.of_watch(PLACE, SETTINGS))  # the control: it is not set
+    assert not any(name.startswith("FLEET_MODEL_") for name in watch)

@@ -50,12 +50,12 @@ def knows(process: psutil.Process) -> set[str]:
 ALL_SECRETS = {"planted-vast-key", "planted-model-key", "planted-box-token", "planted-notify-url"}
 
 
-def test_the_keys_reach_the_worker_and_nobody_else_but_who_tells_people_knows_how(up: Tree) -> None:
+def test_the_keys_reach_the_worker_and_those_of_the_provider_and_of_people_the_watch_and_nobody_else(up: Tree) -> None:
     worker, watch = up.processes()["worker"], up.processes()["watch"]
     others = [process for process in up.everything() if process.pid not in {worker.pid, watch.pid, up.root.pid}]
 
     assert knows(worker) == ALL_SECRETS
-    assert knows(watch) == {"planted-notify-url"}
+    assert knows(watch) == ALL_SECRETS - {"planted-model-key"}
     assert {" ".join(process.cmdline()): knows(process) for process in others if knows(process)} == {}
 
 

@@ -27,6 +27,6 @@ def fleet(database: Database) -> Fleet:
 @pytest.fixture
 async def ready(fleet: Fleet) -> Fleet:
     """A fleet that may rent, and where nothing waits: its policy names an image, and a run has seen that."""
-    fleet.set_policy(launch__image=IMAGE)
+    fleet.set_policy(launch__image=IMAGE, limits__min_age="PT0S")
     await fleet.run_through()
     return fleet

@@ -12,9 +12,10 @@ from typing import Any
 from sqlalchemy import text
 
 from fleet_agent.domain.actions import DestroyBox, Effect, NotifyHuman, RentBox
+from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import Instance, Inventory, Offer
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled
-from fleet_agent.domain.observation import Known, Observation, Unknown
+from fleet_agent.domain.observation import Account, Known, Observation, Unknown
 from fleet_agent.domain.run import (
     Closing,
     Compaction,
@@ -134,12 +135,12 @@ class Fleet:
 
     # --- effects ------------------------------------------------------------------------------------------------------
 
-    async def rent(self, run: Run, *, offer_id: int = 1, step: int = 1) -> str:
+    async def rent(self, run: Run, *, offer_id: int = 1, step: int = 1, hook_digest: str | None = None) -> str:
         """A rent that was ruled on and marked as sent; its key."""
         (ruled,) = await self.reply(
             run, RentBox(offer_id=offer_id, reason="work waits"), step=step, offers=[offer(id=offer_id)]
         )
-        await self.journal.mark_sent(run, ruled.key, send_by=SEND_BY)
+        await self.journal.mark_sent(run, ruled.key, send_by=SEND_BY, hook_digest=hook_digest)
         return ruled.key
 
     async def rented(self, run: Run, *, vast_id: int = 101, offer_id: int = 1, step: int = 1) -> str:
@@ -185,7 +186,9 @@ class Fleet:
         with self.database.transaction() as tx:
             tx.execute(text("UPDATE run SET seen_at = seen_at - :by"), {"by": by})
             tx.execute(text("UPDATE action SET sent_at = sent_at - :by"), {"by": by})
-            tx.execute(text("UPDATE box SET missed_since = missed_since - :by"), {"by": by})
+            tx.execute(
+                text("UPDATE box SET missed_since = missed_since - :by, busy_until = busy_until - :by"), {"by": by}
+            )
 
     def real(self, business: datetime) -> datetime:
         return timeline(self.database).real(business)
@@ -244,8 +247,8 @@ class Fleet:
         return Observation(
             taken_at=self.clock.now(),
             inventory=inventory or self.look(),
-            demand=Unknown(reason="not asked"),
-            account=Unknown(reason="not asked"),
+            demand=Known(value=idle(self.clock.now()), seen_at=self.clock.now()),
+            account=Known(value=Account(credit_usd=Decimal(100)), seen_at=self.clock.now()),
             boxes=(),
             in_flight_count=0,
             in_flight_usd_per_hour=Decimal(0),
@@ -266,6 +269,11 @@ class Fleet:
 ACTED = Verdict(action=True, state_changed=False)
 CHANGED = Verdict(action=False, state_changed=True)
 TELL = NotifyHuman(text="The credit is low.")
+
+
+def idle(now: datetime) -> Demand:
+    """No proof waits and none is under way."""
+    return Demand(pending=0, running=0, oldest_pending=None, done_per_hour=None, failed_per_hour=None, seen_at=now)
 
 
 def offer(**changes: Any) -> Offer:

@@ -25,7 +25,7 @@ from fleet_agent.store.database import (
 from fleet_agent.store.inbox import Post, post
 from fleet_agent.store.installation import found_installation, read_clock
 from fleet_agent.store.session import state
-from fleet_agent.store.tables import Audit
+from fleet_agent.store.tables import SCHEMA_VERSION, Audit
 from tests.postgres import TemporaryPostgres
 from tests.store.rig import NOON, Fleet
 
@@ -86,7 +86,7 @@ def test_a_server_that_cannot_carry_us_is_refused_in_one_line(version: str, numb
 
 def test_a_server_that_can_carry_us_is_accepted() -> None:
     assert server_problem("PostgreSQL 14.0 on aarch64-apple-darwin", 140000) is None
-    assert schema_problem("0001") is None
+    assert schema_problem(SCHEMA_VERSION) is None
 
 
 # --- trouble on the way -----------------------------------------------------------------------------------------------

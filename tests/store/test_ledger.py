@@ -13,7 +13,7 @@ from fleet_agent.domain.fleet import Stage
 from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.domain.observation import Unknown
 from fleet_agent.domain.rules import Decision, Mode
-from fleet_agent.store import ledger, steering
+from fleet_agent.store import actions, ledger, steering
 from fleet_agent.store.ledger import GRACE
 from tests.store.rig import IMAGE, SEND_BY, TELL, Fleet, offer
 
@@ -241,7 +241,7 @@ async def test_a_box_that_a_person_ordered_to_be_destroyed_is_not_destroyed_by_t
     await ready.rented(run, vast_id=101)
     (ruled,) = await ready.reply(run, destroy(), step=2, inventory=ready.look(ready.instance_of(101)))
     with ready.database.exclusive(ready.name) as tx:
-        ledger.order_destroy(tx, ready.name, 101, now=ready.clock.now())
+        actions.order_destroy(tx, ready.name, 101, now=ready.clock.now())
 
     assert (await ready.journal.mark_sent(run, ruled.key, send_by=SEND_BY)).code == "already_destroying"
 
@@ -436,7 +436,7 @@ async def test_an_order_of_a_person_stands_in_the_ledger(ready: Fleet) -> None:
     run = await ready.open()
     key = await ready.rented(run)
     with ready.database.exclusive(ready.name) as tx:
-        order = ledger.order_destroy(tx, ready.name, 101, now=ready.clock.now())
+        order = actions.order_destroy(tx, ready.name, 101, now=ready.clock.now())
 
     row = ready.action(order)
     assert (row["actor"], row["run_id"], row["status"], row["box_key"]) == ("operator", None, "sent", key)

@@ -111,5 +111,5 @@ def test_a_database_of_a_newer_version_is_refused_and_left_alone(database_url: s
 
 
 def test_a_database_without_a_schema_is_refused_until_it_is_migrated(empty_url: str) -> None:
-    with pytest.raises(DatabaseUnusable, match="has no schema yet and needs 0001 → `fleet-agent up`"):
+    with pytest.raises(DatabaseUnusable, match="has no schema yet and needs 0002 → `fleet-agent up`"):
         open_database(empty_url)

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from fleet_agent.domain.policy import Policy
-from fleet_agent.domain.rules import Mode
+from fleet_agent.domain.rules import Brake, Mode
 from fleet_agent.errors import PolicyInvalid
 from fleet_agent.store import session, steering
 from tests.store.rig import Fleet
@@ -76,3 +76,75 @@ def test_asking_for_the_status_of_a_fleet_does_not_make_it(fleet: Fleet) -> None
     assert fleet.state()["mode"] == "live"
     with fleet.database.transaction() as tx:
         assert tx.execute(text("SELECT count(*) FROM session_state")).scalar_one() == 0
+
+
+# --- brakes -----------------------------------------------------------------------------------------------------------
+
+
+def brakes(fleet: Fleet) -> dict[str, object]:
+    names = ("mode", "scale_out_paused", "scale_in_paused", "rent_breaker", "rent_failures", "frozen_because")
+    return {name: fleet.state()[name] for name in names}
+
+
+NO_BRAKES = {
+    "mode": "live",
+    "scale_out_paused": False,
+    "scale_in_paused": False,
+    "rent_breaker": "",
+    "rent_failures": 0,
+    "frozen_because": "",
+}
+
+
+def draw_every_brake(fleet: Fleet) -> None:
+    with fleet.database.exclusive(fleet.name) as tx:
+        steering.set_mode(tx, fleet.name, Mode.PAUSED, who="ana", now=fleet.clock.now())
+        steering.pause_scaling(tx, fleet.name, tuple(Brake), who="ana", now=fleet.clock.now())
+        state = session.state(tx, fleet.name)
+        state.rent_breaker, state.rent_failures, state.frozen_because = (
+            "5 rents in a row failed",
+            5,
+            "the list is empty",
+        )
+
+
+@pytest.mark.parametrize("brake", Brake)
+def test_each_half_of_scaling_is_paused_alone(fleet: Fleet, brake: Brake) -> None:
+    with fleet.database.exclusive(fleet.name) as tx:
+        steering.pause_scaling(tx, fleet.name, [brake], who="ana", now=fleet.clock.now())
+
+    assert brakes(fleet) == {**NO_BRAKES, f"{brake}_paused": True}
+    assert [row["text"] for row in fleet.rows("inbox")] == [f"brakes: {brake}_paused off → on"]
+    assert [(row["who"], row["what"]) for row in fleet.rows("audit")] == [("ana", "brakes")]
+
+
+def test_to_resume_renting_closes_the_breaker_and_leaves_every_other_brake(fleet: Fleet) -> None:
+    draw_every_brake(fleet)
+    before = brakes(fleet)
+    with fleet.database.exclusive(fleet.name) as tx:
+        steering.resume_scaling(tx, fleet.name, [Brake.SCALE_OUT], who="ana", now=fleet.clock.now())
+
+    assert brakes(fleet) == {**before, "scale_out_paused": False, "rent_breaker": "", "rent_failures": 0}
+
+
+@pytest.mark.parametrize("mode", [Mode.LIVE, Mode.DRY_RUN])
+def test_to_resume_lets_go_of_every_brake(fleet: Fleet, mode: Mode) -> None:
+    draw_every_brake(fleet)
+    with fleet.database.exclusive(fleet.name) as tx:
+        steering.resume(tx, fleet.name, mode, who="ana", now=fleet.clock.now())
+
+    assert brakes(fleet) == {**NO_BRAKES, "mode": mode}
+
+
+def test_a_brake_that_is_drawn_twice_is_news_once_and_what_strangers_said_is_none(fleet: Fleet) -> None:
+    draw_every_brake(fleet)
+    for _ in range(2):
+        with fleet.database.exclusive(fleet.name) as tx:
+            steering.resume(tx, fleet.name, Mode.LIVE, who="ana", now=fleet.clock.now())
+
+    assert [row["text"] for row in fleet.rows("inbox")] == [
+        "mode: live → paused",
+        "brakes: scale_out_paused off → on, scale_in_paused off → on",
+        "mode: paused → live",
+        "brakes: scale_out_paused on → off, scale_in_paused on → off, rent_breaker on → off, frozen_because on → off",
+    ]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from fleet_agent.domain.run import ModelReply, ToolCall, Usage
 from fleet_agent.domain.spending import Terms
@@ -29,19 +29,30 @@ class Fuse:
     blown: bool = False
 
     async def around(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        struck = self.count(name)
+        if struck and not self.after:
+            await self.strike()
+        try:
+            return await call()
+        finally:  # a call that fails has been made as well
+            if struck and self.after:
+                await self.strike()
+            if self.blown:
+                raise Killed
+
+    def count(self, name: str) -> bool:
+        """Whether this call is the one."""
         if self.blown:
             raise Killed
         self.calls.append(name)
-        struck = len(self.calls) == self.at
-        if struck and not self.after:
-            self.blown = True
-            raise Killed
-        answer = await call()
-        if struck:
-            self.blown = True
-        if self.blown:
-            raise Killed
-        return answer
+        return len(self.calls) == self.at
+
+    async def strike(self) -> None:
+        self.blow()
+
+    def blow(self) -> NoReturn:
+        self.blown = True
+        raise Killed
 
 
 class Fused:
@@ -91,24 +102,27 @@ class ScriptedModel:
         if place == 1:
             self.at_second_step()
         listings = [read_offers(message["content"]) for message in body["messages"] if message["role"] == "tool"]
-        offers = [offer.id for listing in listings for offer in listing]
-        match place:
-            case 0:
-                calls = ["search_offers {}", "list_boxes {}"]
-            case 1:
-                rents = [f'rent_box {{"offer_id": {offer}, "reason": "work waits"}}' for offer in offers[:2]]
-                tell = 'notify_human {"text": "Two boxes are coming."}'
-                check = 'schedule_next_check {"minutes": 30, "reason": "are they at work?"}'
-                calls = [rents[0], tell, check, rents[1]]
-            case 2:
-                calls = ['set_notes {"text": "two boxes"}']
-            case _:
-                calls = ['finish {"action": false, "state_changed": true, "summary": "Rented."}']
+        calls = self.script(place, [offer.id for listing in listings for offer in listing])
         return ModelReply(
             text="",
             calls=tuple(_call(f"{self.asked:04d}{number:05d}", call) for number, call in enumerate(calls)),
             usage=Usage(tokens_in=100),
         )
+
+    def script(self, place: int, offers: Sequence[int]) -> list[str]:
+        """The calls of the reply at this place; `offers` are all that were listed to it."""
+        match place:
+            case 0:
+                return ["search_offers {}", "list_boxes {}"]
+            case 1:
+                rents = [f'rent_box {{"offer_id": {offer}, "reason": "work waits"}}' for offer in offers[:2]]
+                tell = 'notify_human {"text": "Two boxes are coming."}'
+                check = 'schedule_next_check {"minutes": 30, "reason": "are they at work?"}'
+                return [rents[0], tell, check, rents[1]]
+            case 2:
+                return ['set_notes {"text": "two boxes"}']
+            case _:
+                return ['finish {"action": false, "state_changed": true, "summary": "Rented."}']
 
     def words(self) -> str:
         return "\n".join(message["content"] for message in self.last["messages"])

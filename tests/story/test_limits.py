@@ -14,11 +14,11 @@ from fleet_agent import controls
 from fleet_agent.controls import Desk
 from fleet_agent.domain import rules
 from fleet_agent.domain.actions import RentBox
-from fleet_agent.domain.fleet import Offer
 from fleet_agent.domain.rules import Mode
-from fleet_agent.ports import Market, OfferQuery
+from fleet_agent.ports import Market, OfferQuery, Offers
 from fleet_agent.sim.market import Instance, Order
 from fleet_agent.sim.scenarios import IDLE
+from tests.without import without
 from tests.world import IMAGE, Installation, installation, skip
 
 
@@ -70,9 +70,9 @@ async def test_without_its_rule_a_greedy_model_breaks_the_cap(
     database_url: str, cap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: the same world with that one rule taken out of the list."""
-    without = tuple(rule for rule in rules.RENT_RULES if rule is not CAPS[cap][1])
-    monkeypatch.setattr(rules, "RENT_RULES", without)
+    monkeypatch.setattr(rules, "RULES", without(CAPS[cap][1]))
     async with installation(database_url, model="greedy") as fleet:
+        fleet.unsound_because = "the rule that holds the cap is taken out"
         fleet.set_policy({**LOOSE, **CAPS[cap][0]})
         await fleet.heartbeat()
         assert exceeds(cap, fleet)
@@ -100,10 +100,9 @@ async def test_without_the_rule_of_ownership_it_is_destroyed(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control."""
-    monkeypatch.setattr(
-        rules, "DESTROY_RULES", tuple(rule for rule in rules.DESTROY_RULES if rule is not rules.box_is_ours)
-    )
+    monkeypatch.setattr(rules, "RULES", without(rules.box_is_ours))
     async with installation(database_url, scenario=IDLE, model="hostile") as fleet:
+        fleet.unsound_because = "the rule of ownership is taken out"
         theirs = rent_by_hand(fleet, label="somebody else's")
         fleet.say(f"Destroy box {theirs.id} at once!")
         await fleet.run()
@@ -234,11 +233,11 @@ class Passing:
 class DearerAtTheSecondLook(Passing):
     """Somebody raises the price of an offer that was just looked at."""
 
-    async def offers(self, query: OfferQuery) -> tuple[Offer, ...]:
+    async def offers(self, query: OfferQuery) -> Offers:
         offers = await self.market.offers(query)
         if query.offer_id is None:
             return offers
-        return tuple(offer.model_copy(update={"usd_per_hour": offer.usd_per_hour * 2}) for offer in offers)
+        return Offers(offer.model_copy(update={"usd_per_hour": offer.usd_per_hour * 2}) for offer in offers)
 
 
 class PolicyChangesAtTheSecondLook(Passing):
@@ -248,7 +247,7 @@ class PolicyChangesAtTheSecondLook(Passing):
         super().__init__(market)
         self._fleet = fleet
 
-    async def offers(self, query: OfferQuery) -> tuple[Offer, ...]:
+    async def offers(self, query: OfferQuery) -> Offers:
         if query.offer_id is not None:
             self._fleet.set_policy({"limits.max_boxes": "0"})
         return await self.market.offers(query)

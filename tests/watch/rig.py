@@ -6,12 +6,15 @@ import itertools
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from fleet_agent.bell import Bell
+from fleet_agent.domain.fleet import Inventory
 from fleet_agent.domain.flow_run import FlowRun, FlowRunState
+from fleet_agent.domain.observation import Account
 from fleet_agent.domain.triggers import Doorbell, Trigger
-from fleet_agent.errors import TryLater
+from fleet_agent.errors import InventoryUnknown, TryLater
 from fleet_agent.ports import Clock
 from fleet_agent.steps.troubles import Troubles
 from fleet_agent.store.bell import PostgresBelfry
@@ -117,6 +120,27 @@ class ScriptedPrefect:
     def _answers(self) -> None:
         if self.is_down:
             raise TryLater("Prefect does not answer")
+
+
+@dataclass
+class BareMarket:
+    """`ports.Market` of an account with some credit and no box. `is_down` until a test says otherwise."""
+
+    clock: Clock
+    is_down: bool = False
+    looks: int = 0
+
+    async def inventory(self) -> Inventory:
+        self.looks += 1
+        if self.is_down:
+            raise InventoryUnknown("vast.ai does not answer")
+        return Inventory(instances=(), seen_at=self.clock.now())
+
+    async def account(self) -> Account:
+        return Account(credit_usd=Decimal(100))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"nobody has a reason to ask for {name}")
 
 
 @dataclass

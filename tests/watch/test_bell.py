@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from fleet_agent.domain.flow_run import FlowRunState
 from fleet_agent.domain.triggers import HEARTBEAT, Doorbell, Kind, Trigger
-from fleet_agent.store import wakes
+from fleet_agent.store import session, tables, wakes
 from fleet_agent.store.bell import PostgresBelfry
 from fleet_agent.store.database import Database
 from fleet_agent.store.wakes import ask
@@ -412,15 +412,11 @@ async def test_a_listener_that_was_cut_off_listens_again(fleet: Fleet, database_
 
 async def test_a_post_that_nobody_announced_is_found_at_the_next_look(tower: Tower) -> None:
     with tower.fleet.database.transaction() as tx:
-        tx.execute(text("INSERT INTO session_state (fleet, run_counter, last_bands, epoch, mode, objective, notes, "
-                        "compaction, policy, policy_version) "
-                        "VALUES ('main', 0, '{}', 0, 'live', '', '', '{}', '{}', 0)"))  # fmt: skip
-        tx.execute(
-            text(
-                "INSERT INTO inbox (fleet, source, kind, priority, count, occurred_at, received_at, text, payload, "
-                "attempts, rings, tainted) VALUES ('main', 't', 'message', 0, 1, :now, :now, '', '{}', 0, 0, false)"
-            ),
-            {"now": NOON},
+        session.begin(tx, "main")
+        tx.add(
+            tables.Inbox(
+                fleet="main", source="t", kind=Kind.MESSAGE.value, priority=0, occurred_at=NOON, received_at=NOON
+            )
         )
     await tower.look()
     assert tower.rings() == 1

@@ -14,7 +14,7 @@ from fleet_agent.store.bell import PostgresBelfry
 from fleet_agent.store.watch import PostgresLogbook
 from fleet_agent.watch import Watch, WatchPorts
 from tests.store.rig import Fleet
-from tests.watch.rig import ScriptedPrefect
+from tests.watch.rig import BareMarket, ScriptedPrefect
 
 SILENT = timedelta(seconds=21)
 HOUR = timedelta(hours=1)
@@ -41,6 +41,7 @@ class Guard:
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self.prefect = ScriptedPrefect(fleet.clock)
+        self.market = BareMarket(fleet.clock)
         self.phone = Phone()
         self.log: list[str] = []
         self.paused: list[float] = []
@@ -51,6 +52,9 @@ class Guard:
         return Watch(
             WatchPorts(
                 clock=self.fleet.clock,
+                market=self.market,
+                demand=None,
+                look_every=timedelta(seconds=60),
                 belfry=self.belfry,
                 logbook=PostgresLogbook(self.fleet.database, self.fleet.clock),
                 orchestrator=self.prefect,
@@ -93,7 +97,7 @@ async def test_a_run_that_fell_silent_is_crashed_once(guard: Guard) -> None:
     await guard.watch.once()
     await guard.watch.once()
     assert guard.prefect.crashed == ["f"]
-    assert f"run #{run.run_id} of fleet main gave no sign of life" in guard.log[-1]
+    assert sum(f"run #{run.run_id} of fleet main gave no sign of life" in line for line in guard.log) == 1
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR], ids=["forth", "back"])
@@ -203,6 +207,35 @@ async def test_the_watch_goes_on_beside_a_dead_prefect_and_a_dead_phone_until_it
     guard.prefect.is_down = guard.phone.is_dead = False
     guard.fleet.post()
     await eventually(lambda: guard.prefect.rings and guard.phone.heard)
+    assert not keeping.done()
+    keeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await keeping
+
+
+async def test_one_look_says_what_it_found(guard: Guard) -> None:
+    """Control: with a list, nothing is wrong."""
+    guard.notice("box")
+    await guard.watch.once()
+    assert guard.log == ["fleet main: 0 boxes, $0.000/h; nothing is wrong"]
+
+    guard.market.is_down = True
+    await guard.watch.once()
+    assert guard.log[1:] == [
+        "the list of boxes: vast.ai does not answer",
+        "fleet main: the list of boxes is unknown (vast.ai does not answer)",
+    ]
+
+
+async def test_a_dead_prefect_keeps_nobody_from_looking_and_a_dead_market_nobody_from_ringing(guard: Guard) -> None:
+    guard.prefect.is_down = guard.market.is_down = True
+    guard.notice("box")
+    guard.fleet.post()
+    keeping = asyncio.create_task(guard.watch.keep())
+    await eventually(lambda: guard.market.looks >= 2 and guard.phone.heard)
+
+    guard.prefect.is_down = False
+    await eventually(lambda: guard.prefect.rings)
     assert not keeping.done()
     keeping.cancel()
     with pytest.raises(asyncio.CancelledError):

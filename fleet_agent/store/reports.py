@@ -1,0 +1,71 @@
+"""What boxes say of themselves, each by its token: kept in the ledger before it is answered.
+
+A box is known by the digest of its token, and by nothing that it says. The provider's list writes the same stages, so
+what a box says waits for the look at hand, as everything does that must not cross another.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+from sqlmodel import select
+
+from fleet_agent.domain.box_reports import BoxReport, digest_of, is_to_drain, stage_after
+from fleet_agent.domain.fleet import Stage
+from fleet_agent.domain.triggers import Kind
+from fleet_agent.store import hosts, ledger, tables
+from fleet_agent.store.inbox import Post, post
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """The box that a token is of."""
+
+    fleet: str
+    key: str
+
+
+def box_of(tx: Session, token: str) -> Speaker | None:
+    """Whose token this is, whether or not the box is gone by now. That it is found by its digest tells nothing of how
+    close a guess came."""
+    digest = digest_of(token)
+    row = tx.scalars(select(tables.Box).where(tables.Box.hook_digest == digest)).first()
+    if row is None or not hmac.compare_digest(row.hook_digest or "", digest):
+        return None
+    return Speaker(fleet=row.fleet, key=row.key)
+
+
+def record(tx: Session, box: Speaker, said: BoxReport, *, now: datetime) -> bool:
+    """Keep what the box says, and return whether it is to drain. To be called within `Database.exclusive`."""
+    row = tx.scalars(select(tables.Box).where(tables.Box.key == box.key)).one()
+    before = Stage(row.stage)
+    stage = stage_after(before, said.stage, spoke_before=row.reported_at is not None)
+    row.reported_at = now
+    if said.tasks is not None:
+        row.tasks = said.tasks
+    if said.proofs_per_hour is not None:
+        row.proofs_per_hour = said.proofs_per_hour
+        where = (row.machine_id, row.num_gpus, row.gpu_name)
+        hosts.measured(tx, box.fleet, *where, said.proofs_per_hour, now=now)
+    if stage is not before:
+        ledger.enter(row, stage, now)
+        if stage is Stage.PROVING:
+            hosts.rent_worked(tx, box.fleet)
+        post(tx, box.fleet, _progress(row), now=now)
+    return is_to_drain(stage)
+
+
+def _progress(row: tables.Box) -> Post:
+    """While it waits for a run the newest stage is what counts."""
+    rate = "" if row.proofs_per_hour is None else f", {row.proofs_per_hour:g} proofs/h"
+    name = row.key if row.vast_id is None else str(row.vast_id)
+    return Post(
+        kind=Kind.BOX_PROGRESS,
+        source="box",
+        dedupe_key=f"box_progress:{row.key}",
+        text=f"Box {name} says that it is {row.stage}{rate}.",
+        payload={"id": row.vast_id, "stage": row.stage, "proofs_per_hour": row.proofs_per_hour},
+    )

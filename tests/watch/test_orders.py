@@ -1,0 +1,187 @@
+"""What a person orders is a row that the watch judges by a look and carries out at once; and what waits for a word."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from fleet_agent.domain.actions import DestroyBox, DrainBox, RentBox
+from fleet_agent.domain.rules import Removal
+from tests.watch.rented import HOUR, MINUTE, Rented, rented
+
+
+@pytest.fixture
+async def fleet(database_url: str) -> AsyncGenerator[Rented]:
+    async with rented(database_url) as made:
+        yield made
+
+
+def rent(offer_id: int) -> RentBox:
+    return RentBox(offer_id=offer_id, reason="work waits")
+
+
+def status(fleet: Rented, key: str) -> str:
+    return next(row["status"] for row in fleet.rows("action") if row["key"] == key)
+
+
+def order(fleet: Rented) -> dict[str, object]:
+    return [row for row in fleet.rows("action") if row["actor"] == "operator"][-1]
+
+
+# --- orders -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE session_state SET mode = 'paused'",
+        "UPDATE session_state SET mode = 'dry_run'",
+        "UPDATE session_state SET frozen_because = 'the list cannot be true'",
+        "UPDATE session_state SET scale_in_paused = true",
+        "UPDATE box SET protected = true",
+        "UPDATE session_state SET policy_version = policy_version + 1",
+    ],
+)
+async def test_no_brake_holds_back_what_a_person_orders(fleet: Rented, change: str) -> None:
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+    fleet.sets(change)
+
+    await fleet.looks()
+
+    assert not fleet.lives(box)
+    assert (order(fleet)["status"], order(fleet)["box_key"]) == ("done", fleet.box(box)["key"])
+    await fleet.keeps_looking(6 * MINUTE)
+    assert fleet.events() == []
+
+
+async def test_a_stranger_is_not_ordered_away(fleet: Rented) -> None:
+    """Control: nothing but the number differs from the order that was carried out."""
+    await fleet.rents(1)
+    stranger = fleet.rents_past_the_ledger("somebody else's")
+
+    assert fleet.orders(DestroyBox(id=stranger.id, reason="I want it so")) == (
+        f"fleet main has no live box {stranger.id}"
+    )
+    await fleet.looks()
+    assert fleet.lives(stranger)
+
+
+async def test_ownership_is_looked_at_when_an_order_is_carried_out(fleet: Rented) -> None:
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+    fleet.market.set_label(box.id, "fa/other1/main/r1-s1-c1-aaaa")
+
+    await fleet.looks()
+
+    assert fleet.lives(box)
+    assert (order(fleet)["status"], order(fleet)["code"]) == ("refused", "not_ours")
+
+
+async def test_a_box_that_is_drained_by_order_goes_when_it_is_idle(fleet: Rented) -> None:
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.orders(DrainBox(id=box.id, reason="I want it so"))
+
+    await fleet.looks()
+    draining = fleet.box(box)["stage"], fleet.lives(box)
+    await fleet.looks()
+
+    assert draining == ("draining", True)
+    assert not fleet.lives(box)
+
+
+async def test_two_orders_about_one_box_are_one_destruction(fleet: Rented) -> None:
+    """And an order to drain that came before one to destroy does not stand in its way."""
+    box, _ = await fleet.rents_and_runs(2)
+    said = [fleet.orders(DrainBox(id=box.id, reason="I want it so"))]
+    said += [fleet.orders(DestroyBox(id=box.id, reason="I want it so")) for _ in range(2)]
+
+    await fleet.looks()
+
+    ordered = [(row["tool"], row["status"]) for row in fleet.rows("action") if row["actor"] == "operator"]
+    assert said == [None, None, f"destroy_box of box {box.id} is ordered already"]
+    assert ordered == [("drain_box", "done"), ("destroy_box", "done")]
+
+
+async def test_an_order_waits_while_ownership_cannot_be_seen(fleet: Rented) -> None:
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.faults.arm("list_success_false", times=1)
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+
+    await fleet.looks()
+    waiting = order(fleet)["status"]
+    await fleet.looks()
+
+    assert (waiting, order(fleet)["status"]) == ("intended", "done")
+
+
+@pytest.mark.parametrize("removal", [DestroyBox, DrainBox])
+async def test_an_order_brings_the_next_look_forward_and_is_tried_once_in_it(
+    fleet: Rented, removal: type[Removal]
+) -> None:
+    """Control: without one the watch waits its minute."""
+    box, _ = await fleet.rents_and_runs(2)
+    look, looks, breaths = fleet.watch.look, itertools.count(), itertools.count(1)
+    half_a_minute, almost_two = asyncio.Event(), asyncio.Event()
+    looked = 0
+
+    async def sleep(seconds: float) -> None:
+        assert seconds == 1
+        number = next(breaths)
+        if number == 30:
+            half_a_minute.set()
+        if number == 85:
+            almost_two.set()
+        await asyncio.sleep(0)
+
+    async def counted() -> object:
+        nonlocal looked
+        looked = next(looks) + 1
+        return await look()
+
+    fleet.watch.look = counted  # type: ignore[assignment, method-assign]
+    fleet.faults.arm("list_success_false")  # it stays intended: nobody can see whose box it is
+    keeping = asyncio.create_task(fleet.watch.keep_looking(MINUTE, sleep))
+    await half_a_minute.wait()
+    before = looked
+    fleet.orders(removal(id=box.id, reason="I want it so"))
+    await almost_two.wait()
+    keeping.cancel()
+
+    assert (before, looked) == (1, 2)
+
+
+# --- what waits for a word --------------------------------------------------------------------------------------------
+
+
+async def test_what_waits_for_a_word_is_told_once_and_expires(fleet: Rented) -> None:
+    fleet.fleet.set_policy({"approvals.rent_above_usd_per_hour": "0.01", "approvals.expire_after": "PT1H"})
+    offers = await fleet.offers()
+    (asked,) = await fleet.asks([rent(offers[0].id)], offers)
+
+    for _ in range(5):
+        await fleet.looks(after=10 * MINUTE)
+    told, waiting = fleet.notices(), status(fleet, asked.key)
+    await fleet.looks(after=HOUR)
+
+    (notice,) = told
+    assert f"rent_box {asked.key} waits for your word" in notice
+    assert f"fleet-agent approve {asked.key}" in notice
+    assert (waiting, status(fleet, asked.key)) == ("awaiting_approval", "expired")
+
+
+async def test_a_box_without_a_label_that_may_be_ours_is_asked_about_once(fleet: Rented) -> None:
+    fleet.faults.arm("label_dropped", times=1)
+    fleet.faults.arm("create_lost", times=1)
+    fleet.fleet.set_policy({"launch.image": "another/image@sha256:" + "b" * 64})
+    offers = await fleet.offers()
+    await fleet.asks([rent(offers[0].id)], offers)
+    fleet.fleet.set_policy({"launch.image": "a-third/image@sha256:" + "c" * 64})  # so that it is not claimed
+
+    await fleet.keeps_looking(3 * MINUTE)
+
+    assert sum("carries no label and may be ours" in notice for notice in fleet.notices()) == 1
+    assert not any("are not of this installation" in notice for notice in fleet.notices())
