@@ -152,9 +152,15 @@ def _rents_of(tx: Session, keys: Mapping[str, object]) -> dict[str, Action]:
 
 
 def _last_destroys_of(tx: Session, keys: Mapping[str, object]) -> dict[str, Action]:
+    """Of each box the newest that did not definitely come to nothing: one that was refused undoes none before it."""
     sent = tx.scalars(
         select(Action)
-        .where(col(Action.box_key).in_(keys), Action.tool == DestroyBox.name, col(Action.sent_at).is_not(None))
+        .where(
+            col(Action.box_key).in_(keys),
+            Action.tool == DestroyBox.name,
+            col(Action.sent_at).is_not(None),
+            Action.status != ActionStatus.FAILED,
+        )
         .order_by(col(Action.id))
     )
     return {row.box_key or "": row for row in sent}

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
+from sqlmodel import col, select
 
 from fleet_agent.domain.actions import DestroyBox, DrainBox
 from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.triggers import Kind
-from fleet_agent.errors import TryLater
-from fleet_agent.ports import Logbook
-from fleet_agent.store import session
+from fleet_agent.errors import SlowDown, TryLater
+from fleet_agent.ports import Logbook, Market
+from fleet_agent.sim.market import Instance
+from fleet_agent.store import looks, session
+from fleet_agent.store.tables import Action
 from tests.watch.rented import HOUR, MINUTE, Rented, destroys, drains, kinds, rented
 
 
@@ -28,6 +32,23 @@ class Silent:
 
     async def demand(self) -> Demand:
         raise TryLater("the proving stack does not answer")
+
+
+class RefusesOnce:
+    """A `Market` that asks for fewer requests when a box is to be destroyed, once: nothing was done."""
+
+    def __init__(self, market: Market) -> None:
+        self._market = market
+        self._refused = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._market, name)
+
+    async def destroy(self, vast_id: int) -> None:
+        if not self._refused:
+            self._refused = True
+            raise SlowDown("vast.ai asks for fewer requests")
+        await self._market.destroy(vast_id)
 
 
 class Dies(BaseException):
@@ -225,6 +246,39 @@ async def test_a_destruction_that_was_accepted_and_ignored_is_asked_for_until_a_
     assert fleet.removals() == destroys([box, box])
     assert fleet.kinds() == kinds(Kind.DESTROY_IGNORED)  # once, however often it was asked for
     assert sum("still listed and billed" in notice for notice in fleet.notices()) == 1
+
+
+async def test_a_refusal_does_not_make_it_forgotten_that_a_box_was_to_be_destroyed(fleet: Rented) -> None:
+    """The first destruction was accepted and ignored, the second is refused: it did not undo the first."""
+    box = await _accepted_and_then_refused(fleet)
+
+    assert fleet.removals() == [("destroy_box", box.id, "failed"), ("destroy_box", box.id, "done")]
+    assert not fleet.lives(box)
+
+
+async def test_who_goes_by_the_newest_call_alone_lets_that_box_live(
+    fleet: Rented, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+
+    def newest_sent(tx: Session, keys: Mapping[str, object]) -> dict[str, Action]:
+        sent = select(Action).where(col(Action.box_key).in_(keys), col(Action.sent_at).is_not(None))
+        return {row.box_key or "": row for row in tx.scalars(sent.order_by(col(Action.id)))}
+
+    monkeypatch.setattr(looks, "_last_destroys_of", newest_sent)
+    box = await _accepted_and_then_refused(fleet)
+
+    assert fleet.removals() == [("destroy_box", box.id, "failed")]
+    assert fleet.lives(box)
+
+
+async def _accepted_and_then_refused(fleet: Rented) -> Instance:
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.faults.arm("destroy_ignored", times=1, machine_id=box.machine.machine_id)
+    await fleet.gives_up(DestroyBox(id=box.id, reason="no work"))
+    fleet.watch = fleet.another_watch(RefusesOnce(fleet.fleet.ports.market))  # type: ignore[arg-type]
+    await fleet.keeps_looking(10 * MINUTE)
+    return box
 
 
 async def test_of_two_boxes_of_one_order_the_oldest_stays(fleet: Rented) -> None:
