@@ -67,6 +67,9 @@ class Ruling(Frozen):
 DRY_RUN: Final = "dry_run"
 """The code of what was allowed and is not sent because nothing is."""
 
+BUSY: Final = "busy"
+"""The code of what is right and comes at the wrong moment."""
+
 FRESH: Final = timedelta(minutes=5)
 """Older figures of demand, and older words of a box, are as good as none."""
 
@@ -379,7 +382,7 @@ def box_is_not_going_already(action: Removal, situation: Situation) -> Objection
 def box_is_not_busy(action: Removal, situation: Situation) -> Objection | None:
     box = situation.box(action.id)
     if box and box.busy:
-        return "busy", f"A call about box {action.id} is on its way; its outcome comes first."
+        return BUSY, f"A call about box {action.id} is on its way; its outcome comes first."
     return None
 
 

@@ -30,7 +30,7 @@ from fleet_agent.domain.hosts import Failure, machines_of
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.policy import Policy
-from fleet_agent.domain.rules import DRY_RUN, Actor, Decision, Mode, Removal, Ruling, Situation, judge
+from fleet_agent.domain.rules import BUSY, DRY_RUN, Actor, Decision, Mode, Removal, Ruling, Situation, judge
 from fleet_agent.domain.run import Approval, Approved, Run
 from fleet_agent.domain.watch import Order
 from fleet_agent.store import hosts, ledger, session, tables
@@ -277,9 +277,16 @@ def order(tx: Session, fleet: str, action: Removal, *, who: str, now: datetime) 
         return f"box {action.id} is {box.stage} already"
     if _is_ordered(tx, box, action):
         return f"{action.name} of box {action.id} is ordered already"
-    tx.add(_order(fleet, action, box, who, now))
+    tx.add(_order(fleet, action, box, _by(who), now))
     notify_bell(tx, fleet)
     return None
+
+
+def order_on(tx: Session, before: Action, action: Removal, *, now: datetime) -> None:
+    """Go on with what a person ordered `before`, in the same name; nothing where that is under way."""
+    box = tx.get(tables.Box, before.box_key)
+    if box is not None and not _is_ordered(tx, box, action):
+        tx.add(_order(before.fleet, action, box, before.sentence, now))
 
 
 def _is_ordered(tx: Session, box: tables.Box, action: Removal) -> bool:
@@ -331,7 +338,7 @@ def order_destroy(tx: Session, fleet: str, vast_id: int, *, who: str = "a person
     sent; returns its key. To be called after a look that showed the box to be ours.
     """
     box = ledger.live_box(tx, fleet, vast_id)
-    row = _order(fleet, DestroyBox(id=vast_id, reason="emergency stop"), box, who, now)
+    row = _order(fleet, DestroyBox(id=vast_id, reason="emergency stop"), box, _by(who), now)
     row.status, row.sent_at = ActionStatus.SENT.value, real_now(tx)
     tx.add(row)
     if box is not None:
@@ -339,7 +346,11 @@ def order_destroy(tx: Session, fleet: str, vast_id: int, *, who: str = "a person
     return row.key
 
 
-def _order(fleet: str, action: Removal, box: tables.Box | None, who: str, now: datetime) -> Action:
+def _by(who: str) -> str:
+    return f"Ordered by {who}."
+
+
+def _order(fleet: str, action: Removal, box: tables.Box | None, sentence: str, now: datetime) -> Action:
     return Action(
         fleet=fleet,
         key=f"{Actor.OPERATOR.value}{action.id}-{_random_suffix()}",
@@ -350,7 +361,7 @@ def _order(fleet: str, action: Removal, box: tables.Box | None, who: str, now: d
         created_at=now,
         ruling=Decision.ALLOW.value,
         code=Actor.OPERATOR.value,
-        sentence=f"Ordered by {who}.",
+        sentence=sentence,
         status=ActionStatus.INTENDED.value,
     )
 
@@ -374,7 +385,7 @@ def mark_sent(
     sent_at = real_now(tx)
     refusal = reason_not_to_send(row, box, session.state(tx, fleet), sent_at) or _banned_since(tx, row, now)
     if refusal is not None:
-        if row.status == ActionStatus.INTENDED:
+        if row.status == ActionStatus.INTENDED and not _may_be_sent_later(row, refusal):
             row.status = (ActionStatus.DRY if refusal.code == DRY_RUN else ActionStatus.REFUSED).value
             row.ruling, row.code, row.sentence = refusal.decision.value, refusal.code, refusal.sentence
             row.reserved_usd_per_hour = Decimal(0)
@@ -414,8 +425,13 @@ def reason_not_to_send(row: Action, box: tables.Box | None, state: tables.Sessio
     if box is not None and held and box.protected:
         return _refuse("protected", f"Box {box.vast_id} was protected after this was allowed.")
     if box is not None and box.busy_until is not None and box.busy_until > at:
-        return _refuse("busy", f"A call about box {box.vast_id} is on its way; its outcome comes first.")
+        return _refuse(BUSY, f"A call about box {box.vast_id} is on its way; its outcome comes first.")
     return None
+
+
+def _may_be_sent_later(row: Action, refusal: Ruling) -> bool:
+    """A person's order waits for its turn; whoever asks by himself asks anew, for other reasons by then."""
+    return row.actor == Actor.OPERATOR and refusal.code == BUSY
 
 
 def _banned_since(tx: Session, row: Action, now: datetime) -> Ruling | None:

@@ -14,14 +14,14 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from sqlmodel import col, select
 
-from fleet_agent.domain.actions import DestroyBox, RentBox
+from fleet_agent.domain.actions import DestroyBox, DrainBox, RentBox
 from fleet_agent.domain.fleet import Box, Instance, Offer, Stage, parse_label
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled
 from fleet_agent.domain.lookout import Found, find
 from fleet_agent.domain.observation import Known, Observation
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Actor, Decision, Mode, Removal, Ruling, judge
-from fleet_agent.domain.sight import Finding, Sight, Watched
+from fleet_agent.domain.sight import Finding, Sight, Watched, number
 from fleet_agent.domain.timeline import CLOCKS_AGREE_WITHIN
 from fleet_agent.domain.watch import Looked, Seen
 from fleet_agent.errors import PolicyInvalid
@@ -68,7 +68,7 @@ def record_look(tx: Session, fleet: str, seen: Seen, *, now: datetime) -> Looked
     _sample(tx, fleet, observation, bands=found.bands, at=now)
     return looked.model_copy(
         update={
-            "removals": found.removals,
+            "removals": _but_what_persons_ordered(tx, sight, found, now),
             "findings": tuple(finding.text for finding in found.findings),
             "news": tuple(finding.text for finding in found.news),
         }
@@ -289,6 +289,42 @@ def _numbers_of(observation: Observation) -> set[int] | None:
 
 
 # --- what is to be done about it --------------------------------------------------------------------------------------
+
+
+def _but_what_persons_ordered(tx: Session, sight: Sight, found: Found, now: datetime) -> tuple[Removal, ...]:
+    """What is left to the watch's own wish.
+
+    What a person ordered is done when the box is gone, and not before. So a destruction that came to nothing is ordered
+    again, and the end of a box that a person had drained is the person's order too: no brake of the watch holds it.
+    """
+    going = [each.box for each in sight.boxes if each.listed is not None and not each.box.protected]
+    newest = _newest_removals_of(tx, [box.key for box in going])
+    wanted = {removal.id: removal for removal in found.removals}
+    for box in going:
+        last, own = newest.get(box.key), wanted.get(number(box))
+        if last is None or last.actor != Actor.OPERATOR:
+            continue
+        came_to_nothing = last.tool == DestroyBox.name and last.status == ActionStatus.FAILED
+        has_drained = last.tool == DrainBox.name and isinstance(own, DestroyBox)
+        if came_to_nothing or has_drained:
+            reason = str(last.arguments["reason"]) if own is None else own.reason
+            actions.order_on(tx, last, DestroyBox(id=number(box), reason=reason), now=now)
+            wanted.pop(number(box), None)
+    return tuple(wanted.values())
+
+
+def _newest_removals_of(tx: Session, keys: Sequence[str]) -> dict[str, Action]:
+    """Whoever sent it, and whatever came of it."""
+    sent = tx.scalars(
+        select(Action)
+        .where(
+            col(Action.box_key).in_(keys),
+            col(Action.tool).in_((DrainBox.name, DestroyBox.name)),
+            col(Action.sent_at).is_not(None),
+        )
+        .order_by(col(Action.id))
+    )
+    return {row.box_key or "": row for row in sent}
 
 
 def propose(

@@ -13,12 +13,12 @@ from sqlmodel import col, select
 from fleet_agent.domain.actions import DestroyBox, DrainBox
 from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.triggers import Kind
-from fleet_agent.errors import SlowDown, TryLater
-from fleet_agent.ports import Logbook, Market
+from fleet_agent.errors import TryLater
+from fleet_agent.ports import Logbook
 from fleet_agent.sim.market import Instance
 from fleet_agent.store import looks, session
 from fleet_agent.store.tables import Action
-from tests.watch.rented import HOUR, MINUTE, Rented, destroys, drains, kinds, rented
+from tests.watch.rented import HOUR, MINUTE, RefusesOnce, Rented, destroys, drains, kinds, rented
 
 
 @pytest.fixture
@@ -32,23 +32,6 @@ class Silent:
 
     async def demand(self) -> Demand:
         raise TryLater("the proving stack does not answer")
-
-
-class RefusesOnce:
-    """A `Market` that asks for fewer requests when a box is to be destroyed, once: nothing was done."""
-
-    def __init__(self, market: Market) -> None:
-        self._market = market
-        self._refused = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._market, name)
-
-    async def destroy(self, vast_id: int) -> None:
-        if not self._refused:
-            self._refused = True
-            raise SlowDown("vast.ai asks for fewer requests")
-        await self._market.destroy(vast_id)
 
 
 class Dies(BaseException):
@@ -276,7 +259,7 @@ async def _accepted_and_then_refused(fleet: Rented) -> Instance:
     box, _ = await fleet.rents_and_runs(2)
     fleet.faults.arm("destroy_ignored", times=1, machine_id=box.machine.machine_id)
     await fleet.gives_up(DestroyBox(id=box.id, reason="no work"))
-    fleet.watch = fleet.another_watch(RefusesOnce(fleet.fleet.ports.market))  # type: ignore[arg-type]
+    fleet.watch = fleet.another_watch(RefusesOnce(fleet.fleet.ports.market))
     await fleet.keeps_looking(10 * MINUTE)
     return box
 
