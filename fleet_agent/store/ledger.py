@@ -119,7 +119,7 @@ def as_box(row: tables.Box, *, busy: bool) -> Box:
         agreed_usd_per_hour=row.agreed_usd_per_hour,
         stage=Stage(row.stage),
         stage_since=row.stage_since,
-        rented_at=row.rented_at,
+        rented_at=min(row.rented_at, row.stage_since),  # no part of a way began before it, whatever the clock said
         protected=row.protected,
         drain_by=row.drain_by,
         drain_because=row.drain_because,

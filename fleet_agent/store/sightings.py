@@ -13,6 +13,9 @@ nothing, because lists lag. Four questions are settled by looking, never by repe
 
 A box is found by its number, whatever became of its label, and by its label while its number is not known; one that
 has neither is the matter of `unlabelled`.
+
+Everything that is waited for has its beginning in a row, and a clock that was set back leaves such rows in a time to
+come: deadlines would be as late as the clock was ahead. What a look finds there begins anew.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from fleet_agent.domain.actions import DestroyBox, DrainBox, Effect, RentBox
 from fleet_agent.domain.box_reports import WAY
 from fleet_agent.domain.fleet import Instance, Inventory, Stage, ours, parse_label
 from fleet_agent.domain.ledger import ActionStatus
+from fleet_agent.domain.timeline import is_of_a_time_to_come
 from fleet_agent.store import actions, audit, hosts, ledger, spent, tables, unlabelled
 from fleet_agent.store.database import real_now
 from fleet_agent.store.installation import installation
@@ -50,6 +54,7 @@ def record_sighting(tx: Session, fleet: str, inventory: Inventory, *, now: datet
     found |= unlabelled.claim_or_ask(tx, fleet, inventory.instances, found, now=now)
     look = _Look(now=now, real_now=real_now(tx), actions=_actions_about(tx, boxes))
     for box in boxes:
+        look.begin_anew(box)
         look.settle(box, DrainBox, ActionStatus.DONE, "the box is to take no more work")  # `sent` said it already
         if _is_newer(box.looked_at, inventory, now):
             continue
@@ -127,11 +132,29 @@ class _Look:
         sent = [call.sent_at for call in self.calls(box, tool) if call.sent_at is not None]
         return not sent or self.real_now - max(sent) > ledger.GRACE
 
+    def begin_anew(self, box: tables.Box) -> None:
+        """What is waited for since a time to come is waited for from this moment on, and a drain for as long as it was
+        to last."""
+        if box.drain_by is not None and is_of_a_time_to_come(box.stage_since, self.now):
+            box.drain_by -= box.stage_since - self.now
+        box.stage_since = _by_now(box.stage_since, self.now)
+        box.reported_at = box.reported_at and _by_now(box.reported_at, self.now)
+        box.troubled_since = box.troubled_since and _by_now(box.troubled_since, self.now)
+        box.missed_since = box.missed_since and _by_now(box.missed_since, self.real_now)
+        if box.busy_until is not None and box.busy_until > self.real_now + ledger.GRACE:
+            box.busy_action, box.busy_until = None, None
+        for call in self.actions.get(box.key, ()):
+            call.sent_at = call.sent_at and _by_now(call.sent_at, self.real_now)
+
     def settle(self, box: tables.Box, tool: type[Effect], status: ActionStatus, outcome: str) -> None:
         """Every call of this kind whose outcome nobody saw has come to this."""
         for call in self.calls(box, tool):
             if call.status in (ActionStatus.SENT, ActionStatus.UNKNOWN):
                 actions.settle(call, status, outcome, self.now)
+
+
+def _by_now(at: datetime, now: datetime) -> datetime:
+    return now if is_of_a_time_to_come(at, now) else at
 
 
 def _found(box: tables.Box, instance: Instance, look: _Look) -> None:

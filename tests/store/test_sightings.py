@@ -10,6 +10,9 @@ import pytest
 from fleet_agent.domain.actions import DestroyBox, RentBox
 from fleet_agent.domain.fleet import Inventory, Stage
 from fleet_agent.domain.ledger import ActionStatus
+from fleet_agent.domain.policy import Policy
+from fleet_agent.store import ledger, tables
+from fleet_agent.store.database import real_now
 from fleet_agent.store.ledger import GRACE
 from fleet_agent.store.sightings import LIST_LAG, MISSES_UNTIL_GONE, stage_seen
 from tests.store.rig import NOON, Fleet, instance, offer
@@ -198,6 +201,49 @@ async def test_looks_count_although_the_clock_of_business_was_set_back(ready: Fl
     await ready.loses(run)
 
     assert ready.box(key)["stage"] == "gone"
+
+
+async def test_what_is_waited_for_since_a_time_to_come_is_waited_for_from_now_on(ready: Fleet) -> None:
+    """The clock is set back by an hour while a box drains, reports, is in trouble and has a call on its way. Control:
+    until it is, a look leaves all of that as it is."""
+    run = await ready.open()
+    key = await ready.rented(run)
+    with ready.database.exclusive("main") as tx:
+        box = tx.get_one(tables.Box, key)
+        ledger.drain(box, "no work", Policy(), ready.clock.now())
+        box.reported_at = box.troubled_since = ready.clock.now()
+        box.busy_action, box.busy_until = "drain_box", real_now(tx) + timedelta(seconds=80)
+    times = ("stage_since", "drain_by", "reported_at", "troubled_since", "busy_until")
+    await ready.sees(run, ready.instance(key))
+    left = {name: ready.box(key)[name] for name in times}
+    before = ready.clock.now()
+
+    ready.clock.jump(-timedelta(hours=1))
+    ready.let_real_time_pass(-timedelta(hours=1))
+    await ready.sees(run, ready.instance(key))
+
+    box_row, now = ready.box(key), ready.clock.now()
+    assert all(left.values())
+    assert max(left["stage_since"], left["reported_at"], left["troubled_since"]) < before
+    assert (box_row["stage_since"], box_row["reported_at"], box_row["troubled_since"]) == (now, now, now)
+    assert box_row["drain_by"] == now + Policy().deadlines.draining
+    assert (box_row["busy_action"], box_row["busy_until"]) == (None, None)
+
+
+async def test_a_clock_that_was_set_back_makes_no_grace_longer(ready: Fleet) -> None:
+    """Neither of a rent whose answer was lost, nor of a box that is missing."""
+    run = await ready.open()
+    lost = await ready.rent(run)
+    missing = await ready.rented(run, vast_id=102, offer_id=2, step=2)
+    await ready.sees(run, ready.instance(missing, 102))
+    await ready.sees(run)
+    ready.let_real_time_pass(-timedelta(hours=1))
+    await ready.sees(run)
+    ready.let_real_time_pass(OVER)
+    for _ in range(MISSES_UNTIL_GONE):
+        await ready.sees(run)
+
+    assert (ready.action(lost)["status"], ready.box(missing)["stage"]) == ("expired", "gone")
 
 
 async def test_only_looks_in_a_row_count(ready: Fleet) -> None:

@@ -16,7 +16,7 @@ from fleet_agent.domain.triggers import Kind
 from fleet_agent.errors import TryLater
 from fleet_agent.ports import Logbook
 from fleet_agent.sim.market import Instance
-from fleet_agent.store import looks, session
+from fleet_agent.store import looks, session, sightings
 from fleet_agent.store.tables import Action
 from tests.watch.rented import HOUR, MINUTE, RefusesOnce, Rented, destroys, drains, kinds, rented
 
@@ -103,6 +103,23 @@ async def test_a_stalled_image_is_waited_for_and_then_given_up(fleet: Rented) ->
     assert (waited, fleet.lives(stuck)) == (True, False)
     assert fleet.bans() == [(stuck.machine.machine_id, "transient")]
     assert fleet.kinds() == kinds(Kind.BOX_FAILED)
+
+
+@pytest.mark.parametrize("begins_anew", [True, False])
+async def test_a_clock_that_is_set_back_by_an_hour_makes_no_trouble_last_an_hour_longer(
+    fleet: Rented, begins_anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: who goes by what stands in the row waits until the clock is where it was."""
+    if not begins_anew:
+        monkeypatch.setattr(sightings._Look, "begin_anew", lambda *_: None)
+    fleet.faults.arm("stuck_loading", times=1)
+    (stuck,) = await fleet.rents(1)
+    await fleet.keeps_looking(4 * MINUTE)
+
+    fleet.fleet.clock.set_off_by(-HOUR)
+    await fleet.keeps_looking(10 * MINUTE)
+
+    assert fleet.lives(stuck) is not begins_anew
 
 
 async def test_a_box_that_boots_for_longer_than_it_may_is_destroyed(fleet: Rented) -> None:
