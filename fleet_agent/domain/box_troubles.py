@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
+from fleet_agent.domain.box_reports import could_report
 from fleet_agent.domain.fleet import LEAVING_STAGES, TROUBLED, Box, Instance, Stage
 from fleet_agent.domain.hosts import Failure, measured_rate
 from fleet_agent.domain.money import UsdPerHour, show_rate, show_usd
@@ -197,9 +198,9 @@ def _boots_since(box: Box, allowed: timedelta) -> datetime:
 
 
 def _could_report(watched: Watched, sight: Sight) -> bool:
-    """With a program of which it is known that it reports at all."""
-    since = sight.reports_since
-    return watched.has_hook and since is not None and watched.box.rented_at >= since
+    return could_report(
+        has_hook=watched.has_hook, rented_at=watched.box.rented_at, reports_since=sight.reports_since
+    )
 
 
 def _late(what: str, waited: timedelta, allowed: timedelta) -> str | None:

@@ -129,6 +129,11 @@ def as_box(row: tables.Box, *, busy: bool) -> Box:
     )
 
 
+def reports_since(tx: Session) -> datetime | None:
+    """When the first box of the installation was rented that ever reported; None where none did."""
+    return tx.scalar(select(func.min(tables.Box.rented_at)).where(col(tables.Box.reported_at).is_not(None)))
+
+
 def live_box(tx: Session, fleet: str, vast_id: int) -> tables.Box | None:
     """The row of the box that the provider knows by this number, as long as it is not gone."""
     return tx.scalars(

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import func
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from sqlmodel import col, select
@@ -109,7 +108,7 @@ def _sight(tx: Session, fleet: str, seen: Seen, observation: Observation, last: 
         boxes=_watched(tx, fleet, observation),
         lost=_lost(tx, fleet, now),
         strangers=_strangers(tx, observation),
-        reports_since=tx.scalar(select(func.min(tables.Box.rented_at)).where(col(tables.Box.reported_at).is_not(None))),
+        reports_since=ledger.reports_since(tx),
         grace=ledger.GRACE * installation(tx).clock_speed,
         unread=seen.unread,
         last=last and last.bands,

@@ -29,7 +29,7 @@ from sqlalchemy.orm import Session
 from sqlmodel import col, or_, select
 
 from fleet_agent.domain.actions import DestroyBox, DrainBox, Effect, RentBox
-from fleet_agent.domain.box_reports import WAY
+from fleet_agent.domain.box_reports import WAY, could_report
 from fleet_agent.domain.fleet import Instance, Inventory, Stage, ours, parse_label
 from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.domain.timeline import is_of_a_time_to_come
@@ -69,9 +69,19 @@ def record_sighting(tx: Session, fleet: str, inventory: Inventory, *, now: datet
         box = _adopt(tx, fleet, instance, keys, now)
         box.looked_at = inventory.seen_at
         _found(box, instance, look)
-    if any(box.stage == Stage.PROVING and box.stage_since == now for box in boxes):
+    if _some_came_as_far_as_their_work(tx, boxes, now):
         hosts.rent_worked(tx, fleet)
     spent.accrue(tx, fleet, now=now)
+
+
+def _some_came_as_far_as_their_work(tx: Session, boxes: Sequence[tables.Box], now: datetime) -> bool:
+    """Just now, as far as a list can show it: of a box that could say so itself, only its own word does."""
+    run_now = [box for box in boxes if box.stage == Stage.PROVING and box.stage_since == now]
+    since = ledger.reports_since(tx) if run_now else None
+    return not all(
+        could_report(has_hook=box.hook_digest is not None, rented_at=box.rented_at, reports_since=since)
+        for box in run_now
+    )
 
 
 def _boxes_concerned(tx: Session, fleet: str, labelled: Sequence[Instance]) -> Sequence[tables.Box]:

@@ -96,7 +96,8 @@ class Rented:
             await self.looks(after=every)
 
     async def offers(self) -> tuple[Offer, ...]:
-        query = OfferQuery(policy=Policy(launch=Launch(image=IMAGE)), limit=20)
+        banned = frozenset(machine for machine, _ in self.bans())
+        query = OfferQuery(policy=Policy(launch=Launch(image=IMAGE)), limit=20, banned=banned)
         return await self.fleet.ports.market.offers(query)
 
     async def asks(self, effects: Sequence[Effect], offers: Sequence[Offer] = ()) -> tuple[Ruled, ...]:

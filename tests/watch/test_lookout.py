@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -17,7 +18,7 @@ from fleet_agent.errors import TryLater
 from fleet_agent.ports import Logbook
 from fleet_agent.sim.market import Instance
 from fleet_agent.store import looks, session, sightings
-from fleet_agent.store.tables import Action
+from fleet_agent.store.tables import Action, Box
 from tests.watch.rented import HOUR, MINUTE, RefusesOnce, Rented, destroys, drains, kinds, rented
 
 
@@ -149,6 +150,28 @@ async def test_silence_means_something_only_once_a_box_of_the_installation_has_e
     await fleet.keeps_looking(HOUR, every=4 * MINUTE)
 
     assert fleet.lives(silent) is survives
+
+
+def runs_count_as_work(_: Session, boxes: Sequence[Box], now: datetime) -> bool:
+    return any(box.stage == "proving" and box.stage_since == now for box in boxes)
+
+
+@pytest.mark.parametrize("naive", [False, True])
+async def test_boxes_that_run_one_after_the_other_and_never_come_to_work_pause_renting(
+    fleet: Rented, naive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That a program reports is known. Control: where a container that runs counts as work, there is never a row."""
+    if naive:
+        monkeypatch.setattr(sightings, "_some_came_as_far_as_their_work", runs_count_as_work)
+    await fleet.rents(1)
+    fleet.sets("UPDATE box SET hook_digest = key, reported_at = :at", at=fleet.fleet.time.now())
+    for _ in range(5):
+        await fleet.rents(1)
+        fleet.sets("UPDATE box SET hook_digest = key")
+        await fleet.keeps_looking(30 * MINUTE, every=3 * MINUTE)
+
+    breaker = fleet.fleet.status()["rent_breaker"]
+    assert ("5 rents in a row came to nothing" in breaker) is not naive
 
 
 # --- boxes that ran ---------------------------------------------------------------------------------------------------
