@@ -64,9 +64,8 @@ def record_sighting(tx: Session, fleet: str, inventory: Inventory, *, now: datet
         elif box.stage != Stage.GONE and not _is_newer(box.rented_at, inventory, now):
             box.looked_at = inventory.seen_at
             _missed(box, look)
-    keys = {box.key for box in boxes}
     for instance in strangers:
-        box = _adopt(tx, fleet, instance, keys, now)
+        box = _adopt(tx, fleet, instance, now)
         box.looked_at = inventory.seen_at
         _found(box, instance, look)
     if _some_came_as_far_as_their_work(tx, boxes, now):
@@ -224,13 +223,14 @@ def stage_seen(instance: Instance) -> Stage:
             return Stage.LOADING
 
 
-def _adopt(tx: Session, fleet: str, instance: Instance, taken: set[str], now: datetime) -> tables.Box:
+def _adopt(tx: Session, fleet: str, instance: Instance, now: datetime) -> tables.Box:
+    """Under the key of its label, unless that names a box already: of this fleet, or of another one whose box a person
+    has labelled anew."""
     label = parse_label(instance.label)
     assert label is not None, "only instances with our label are adopted"
     text = f"box {instance.id} carries our label {instance.label} and the ledger did not know it"
     audit.note(tx, fleet, who="fleet-agent", what="adopted", text=text, now=now)
-    key = f"{label.key}-{instance.id}" if label.key in taken else label.key
-    taken.add(key)
+    key = label.key if tx.get(tables.Box, label.key) is None else f"{label.key}-{instance.id}"
     box = tables.Box(
         key=key,
         fleet=fleet,
@@ -244,4 +244,5 @@ def _adopt(tx: Session, fleet: str, instance: Instance, taken: set[str], now: da
         stage_since=now,
     )
     tx.add(box)
+    tx.flush()
     return box

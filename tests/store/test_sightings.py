@@ -6,6 +6,8 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 
 from fleet_agent.domain.actions import DestroyBox, RentBox
 from fleet_agent.domain.fleet import Inventory, Stage
@@ -328,6 +330,20 @@ async def test_two_boxes_with_one_label_are_two_boxes(ready: Fleet) -> None:
 
     assert {box.vast_id: box.key for box in await ready.journal.boxes(run)} == {101: key, 102: f"{key}-102"}
     assert len({instance.label for instance in both}) == 1
+
+
+async def test_a_box_that_a_person_has_labelled_for_another_fleet_is_adopted_by_that_one(ready: Fleet) -> None:
+    """Control: under the key that its label names there is a box already, and a second row would be refused."""
+    run = await ready.open()
+    key = await ready.rented(run)
+    east = Fleet(ready.database, name="east", clock=ready.clock)
+    labelled_anew = instance(id=101, label=ready.label(key).replace("/main/", "/east/"))
+
+    await east.sees(await east.open(), labelled_anew)
+
+    assert [(row["key"], row["vast_id"]) for row in east.rows("box")] == [(f"{key}-101", 101)]
+    with pytest.raises(IntegrityError), ready.database.transaction() as tx:
+        tx.execute(text("UPDATE box SET key = :key WHERE fleet = 'east'"), {"key": key})
 
 
 async def test_a_box_that_is_gone_stays_so_when_another_one_carries_its_label(ready: Fleet) -> None:
