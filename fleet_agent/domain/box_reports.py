@@ -69,6 +69,7 @@ class BoxReport(Frozen):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     tasks: Annotated[int | None, Field(ge=0, le=10_000, description="proofs that it has at hand")] = None
+    fetched: Annotated[float | None, Field(ge=0, le=1, description="share of its parameter files, by bytes")] = None
     stage: OwnWord | None = None
     proofs_per_hour: Annotated[float | None, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = None
 

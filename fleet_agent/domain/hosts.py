@@ -7,6 +7,10 @@ A ban ends by itself, for hosts are mended and change hands; how long it lasts i
 agent may ban too, but only what it has had a box on, and only so many machines a run: who could ban at will could leave
 no machine to rent. And what strangers write must not shut a machine out for a year, so a run that has read their words
 bans for security as if the failure were transient: the machine is avoided at once, and a person may make it longer.
+
+How fast a machine is it says itself, and who owns it may say anything. So a rate decides nothing but against the
+machine: a low one makes it dear, a high one allows nothing that silence would not allow. And what no GPU can do is no
+rate at all.
 """
 
 from __future__ import annotations
@@ -128,6 +132,18 @@ class Benchmark(Frozen):
     num_gpus: int
     proofs_per_hour: float
     measured_at: datetime
+
+
+LEAST_RATE: Final = 0.01
+"""Proofs an hour: one in four days. Who is slower than that has not proved anything yet."""
+
+
+def no_rate(proofs_per_hour: float, num_gpus: int, *, most_per_gpu: float) -> str | None:
+    """Why no machine with so many GPUs has measured this, or None. `most_per_gpu` is the policy's."""
+    most = most_per_gpu * max(1, num_gpus)
+    if LEAST_RATE <= proofs_per_hour <= most:  # which is no NaN either
+        return None
+    return f"{proofs_per_hour:g} proofs an hour is no measurement: from {LEAST_RATE:g} to {most:g} is believed"
 
 
 def measured_rate(benchmarks: Sequence[Benchmark], machine_id: int, num_gpus: int) -> float | None:

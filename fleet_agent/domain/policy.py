@@ -192,6 +192,9 @@ class WatchBounds(Frozen):
     rent_failures: Annotated[
         int, Field(ge=1, le=100, description="rents in a row that come to nothing, until renting is paused")
     ] = 5
+    most_proofs_per_hour_per_gpu: Annotated[
+        float, Field(gt=0, le=1_000_000, description="a box that says it does more is not believed; the fastest do 120")
+    ] = 500.0
 
 
 class Policy(Frozen):

@@ -109,7 +109,7 @@ class _Door:
             return reports.box_of(tx, token)
 
     def _keep(self, box: reports.Speaker, said: BoxReport) -> bool:
-        with self._database.exclusive(box.fleet) as tx:
+        with self._database.shared(box.fleet) as tx:
             return reports.record(tx, box, said, now=self._clock.now())
 
     def _fleet_of(self, token: str) -> str | None:

@@ -124,6 +124,7 @@ def as_box(row: tables.Box, *, busy: bool) -> Box:
         drain_by=row.drain_by,
         drain_because=row.drain_because,
         tasks=row.tasks,
+        fetched=row.fetched,
         reported_at=row.reported_at,
         busy=busy,
     )

@@ -62,6 +62,14 @@ def most_runs_an_hour(tx: Session, fleet: str) -> int:
         return Policy().run.max_opened_per_hour
 
 
+def most_proofs_per_hour_per_gpu(tx: Session, fleet: str) -> float:
+    """What a box is believed, or its default: a box is heard whatever else is stored."""
+    try:
+        return policy(tx, fleet).watch.most_proofs_per_hour_per_gpu
+    except PolicyInvalid:
+        return Policy().watch.most_proofs_per_hour_per_gpu
+
+
 def notes(tx: Session, fleet: str) -> Notes:
     """The agent's own, whatever their age."""
     row = find(tx, fleet)

@@ -529,6 +529,7 @@ class Box(SQLModel, table=True):
     hook_digest: str | None = Field(default=None, index=True)
     reported_at: datetime | None = Field(default=None, sa_type=TIME)
     tasks: int | None = None
+    fetched: float | None = None
     proofs_per_hour: float | None = None
 
     # spent: counted at each look by the price seen; and what the provider says that it charged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,6 +19,7 @@ from fleet_agent.domain.hosts import (
     failure_of_a_rent,
     measured_rate,
     no_machine,
+    no_rate,
     why_a_run_may_not_ban,
 )
 from fleet_agent.domain.policy import Policy, changed
@@ -98,6 +100,15 @@ def test_a_tainted_run_still_bans_what_failed() -> None:
 
 
 # --- measurements ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rate", "gpus", "is_one"),
+    [(0.01, 1, True), (0.0099, 1, False), (500, 1, True), (501, 1, False), (1000, 2, True), (500, 0, True), (0, 1, False),
+     (-1, 1, False), (5e-324, 1, False), (math.nan, 1, False), (math.inf, 1, False)],
+)  # fmt: skip
+def test_what_no_gpu_can_do_is_no_rate(rate: float, gpus: int, is_one: bool) -> None:
+    assert (no_rate(rate, gpus, most_per_gpu=500) is None) is is_one
 
 
 def benchmark(**changes: Any) -> Benchmark:

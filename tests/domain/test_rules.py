@@ -831,3 +831,35 @@ def test_without_its_rule_a_sequence_of_rents_exceeds_the_cap(
         controlled(
             given(st.lists(prices, max_size=12), st.integers(0, 4), st.integers(1, 6))(rents_one_after_the_other)
         )()
+
+
+# --- what a machine says of itself ------------------------------------------------------------------------------------
+
+claims = st.floats(min_value=0, max_value=1_000_000, exclude_min=True)
+
+
+def says_nothing_in_its_own_favour(seen: Situation, action: RentBox, claimed: float) -> None:
+    silent = judge(action, seen.model_copy(update={"benchmarks": ()}))
+    claiming = judge(action, seen.model_copy(update={"benchmarks": (benchmark(claimed),)}))
+    assert claiming == silent or (claiming.decision, claiming.code) == (Decision.REFUSE, "proof_price")
+
+
+@thorough
+@given(situations(), rents, claims)
+def test_what_a_machine_claims_allows_nothing_that_its_silence_would_not(
+    seen: Situation, action: RentBox, claimed: float
+) -> None:
+    """Its owner chooses the figure, and nobody has checked it."""
+    says_nothing_in_its_own_favour(seen, action, claimed)
+
+
+def test_a_rule_that_wants_to_see_a_rate_would_be_led_by_whoever_makes_one_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+
+    def was_measured(_: RentBox, seen: Situation) -> tuple[str, str] | None:
+        return None if seen.benchmarks else ("not_measured", "Nobody has measured that machine.")
+
+    naive = {**rules.RULES, Actor.AGENT: {**rules.BY_THEMSELVES, RentBox: (was_measured, *rules.RENT_RULES)}}
+    monkeypatch.setattr(rules, "RULES", naive)
+    with pytest.raises(AssertionError):
+        says_nothing_in_its_own_favour(situation(), RENT, 500)
