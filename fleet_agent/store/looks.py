@@ -28,6 +28,7 @@ from fleet_agent.store import actions, hosts, inbox, ledger, notices, session, s
 from fleet_agent.store.inbox import Post
 from fleet_agent.store.installation import installation
 from fleet_agent.store.situation import Asker, situation_of
+from fleet_agent.store.spent import MOST_USD
 from fleet_agent.store.tables import Action, Sample
 
 LOSSES_TOLD_FOR: Final = timedelta(hours=24)
@@ -43,6 +44,9 @@ HELD_BACK: Final[Mapping[str, str]] = {
 """Rulings that hold back what the watch wants, and of which a person must know; with what is to be said of them."""
 
 GONE: Final = "gone"
+
+MOST_PROOFS: Final = 2**31 - 1
+"""What a column holds. A query may count something else than proofs, and that must not end the look."""
 
 
 def record_look(tx: Session, fleet: str, seen: Seen, *, now: datetime) -> Looked:
@@ -271,10 +275,10 @@ def _sample(tx: Session, fleet: str, observation: Observation, *, bands: Mapping
         "boxes": None if ours is None else len(ours),
         "proving": None if ours is None else sum(box.stage is Stage.PROVING for box in ours),
         "in_flight": observation.in_flight_count,
-        "burn_usd_per_hour": observation.burn(),
-        "credit_usd": account and account.credit_usd,
-        "pending": demand and demand.pending,
-        "running": demand and demand.running,
+        "burn_usd_per_hour": min(observation.burn(), MOST_USD),
+        "credit_usd": account and max(-MOST_USD, min(account.credit_usd, MOST_USD)),
+        "pending": demand and min(demand.pending, MOST_PROOFS),
+        "running": demand and min(demand.running, MOST_PROOFS),
         "done_per_hour": demand and demand.done_per_hour,
         "bands": dict(bands),
     }

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import DataError
 from sqlalchemy.orm import Session
 from sqlmodel import col, select
 
@@ -18,7 +19,9 @@ from fleet_agent.errors import TryLater
 from fleet_agent.ports import Logbook
 from fleet_agent.sim.market import Instance
 from fleet_agent.store import looks, session, sightings
+from fleet_agent.store.spent import MOST_USD
 from fleet_agent.store.tables import Action, Box
+from tests.world import NOON
 from tests.watch.rented import HOUR, MINUTE, RefusesOnce, Rented, destroys, drains, kinds, rented
 
 
@@ -33,6 +36,16 @@ class Silent:
 
     async def demand(self) -> Demand:
         raise TryLater("the proving stack does not answer")
+
+
+class Overflowing:
+    """A `DemandSource` whose query counts something else than proofs."""
+
+    async def demand(self) -> Demand:
+        many = 3_000_000_000
+        return Demand(
+            pending=many, running=many, oldest_pending=None, done_per_hour=None, failed_per_hour=None, seen_at=NOON
+        )
 
 
 class Dies(BaseException):
@@ -559,6 +572,22 @@ async def test_a_dead_model_and_a_dead_demand_keep_no_box_from_being_given_up(fl
 
     assert not fleet.lives(dud)
     assert fleet.rows("sample")[-1]["pending"] is None
+
+
+async def test_figures_that_no_column_holds_end_no_look(fleet: Rented) -> None:
+    """Control: kept as they are, the database refuses them, and so it would be at every look."""
+    fleet.watch.demand = Overflowing()
+    fleet.market.deposits.append((fleet.fleet.time.now(), Decimal(5_000_000)))
+    fleet.faults.arm("dud_host", times=1)
+    (dud,) = await fleet.rents(1)
+
+    await fleet.keeps_looking(3 * MINUTE)
+
+    assert not fleet.lives(dud)
+    sample = fleet.rows("sample")[-1]
+    assert (sample["pending"], sample["credit_usd"]) == (2**31 - 1, MOST_USD)
+    with pytest.raises(DataError):
+        fleet.sets("UPDATE sample SET pending = 3000000000")
 
 
 async def test_a_fleet_whose_policy_cannot_be_read_is_seen_and_holds_up_no_other(fleet: Rented) -> None:
