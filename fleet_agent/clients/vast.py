@@ -248,7 +248,7 @@ class VastMarket:
         return list(rows.values())
 
     async def _every_charge(self, since: datetime, until: datetime) -> list[ChargeRow]:
-        """The rows of all pages, or TryLater. A contract may have one row or, day by day, several."""
+        """The rows of all pages, or TryLater. A contract has one row; were there several, by the day, they would add up."""
         rows: dict[tuple[str, float | None, float | None], ChargeRow] = {}
         query = _charges_asked_for(since, until)
         while True:
@@ -376,7 +376,8 @@ def _search(query: OfferQuery) -> dict[str, Any]:
 
 
 def _charges_asked_for(since: datetime, until: datetime) -> dict[str, str]:
-    days = {"gte": math.floor(since.timestamp()), "lte": math.ceil(until.timestamp())}
+    day = since.replace(hour=0, minute=0, second=0, microsecond=0)  # of a later hour the provider leaves its day out
+    days = {"gte": math.floor(day.timestamp()), "lte": math.ceil(until.timestamp())}
     return {
         "select_filters": json.dumps({"day": days, "type": {"in": [INSTANCE]}}),
         "latest_first": "false",  # the newest come last, so that what is charged meanwhile moves no page
