@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections.abc import Generator
@@ -12,6 +13,7 @@ import psycopg
 import pytest
 
 from tests.postgres import plain, temporary_folder
+from tests.stack.canaries import found
 from tests.stack.trees import PLANTED, Tree, free_ports, ready, simulators, started
 from tests.stack.waiting import A_COMMAND, until
 
@@ -30,12 +32,17 @@ def up() -> Generator[Tree]:
         **SECRETS,
         "FLEET_PREFECT_PORT": str(prefect),
         "FLEET_HOOKS_BIND": f"127.0.0.1:{hooks}",
+        "FLEET_HOOKS_PUBLIC_URL": f"http://127.0.0.1:{hooks}",
         "FLEET_VAST_URL": f"http://127.0.0.1:{vast}",
         "FLEET_MODEL_URL": f"http://127.0.0.1:{model}/v1",
         "FLEET_MODEL_NAME": "simulated-operator",
         "FLEET_DEMAND_PROMETHEUS_URL": f"http://127.0.0.1:{vast}/demand",
     }
-    with temporary_folder() as folder, simulators(folder, vast, model), ready(folder, "up", settings=settings) as tree:
+    with (
+        temporary_folder() as folder,
+        simulators(folder, vast, model, "first-light"),
+        ready(folder, "up", settings=settings) as tree,
+    ):
         until(lambda: "Ready." in tree.output.read_text())
         assert tree.call("status").returncode == 0
         yield tree
@@ -125,6 +132,63 @@ def test_a_database_that_dies_is_started_again(up: Tree) -> None:
 
     assert "PostgreSQL ended; starting it again" in up.output.read_text()
     assert up.call("status").returncode == 0
+
+
+# --- canaries ---------------------------------------------------------------------------------------------------------
+
+IMAGE = "example.invalid/prover@sha256:" + "0" * 64
+
+
+def listed_boxes(tree: Tree) -> list[dict[str, str]]:
+    """The environment of each box, as its owner on the other side has it."""
+    market = f"{tree.environment['FLEET_VAST_URL']}/api/v1/instances/"
+    rows = httpx.get(market, headers={"Authorization": "Bearer any"}, trust_env=False).json()["instances"]
+    return [dict(row["extra_env"]) for row in rows]
+
+
+def everything_that_shows(tree: Tree) -> str:
+    """What the verbs print that show something, for people and for programs."""
+    lists = (["status"], ["runs"], ["ledger"], ["usage"], ["boxes", "list"], ["hosts", "list"], ["inbox", "list"])
+    newest = json.loads(tree.call("runs", "--json").stdout)[-1]["run_id"]
+    said = [
+        *(tree.call(*verb, *as_json) for verb in lists for as_json in ([], ["--json"])),
+        *(tree.call("wakes", "list"), tree.call("policy", "get"), tree.call("doctor")),
+        *(tree.call("prompt"), tree.call("prompt", "--run", str(newest))),
+    ]
+    return "".join(each.stdout + each.stderr for each in said)
+
+
+def test_no_secret_stands_anywhere_after_boxes_were_rented_and_everybody_has_spoken(up: Tree) -> None:
+    """Keys, the secret of a box, the address of a person, the token of the door and those of boxes: neither in the
+    data folder, in logs, in any table of ours or of Prefect's, nor in what is printed. Control: the word of a person
+    stands in all of them but the last, and a key that somebody leaves in a file is found."""
+    hooks_token = up.call("token", "rotate", "hooks").stdout.splitlines()[1]
+    set_up = up.call("policy", "set", f"launch.image={IMAGE}", 'launch.env={"TOKEN": "$TOKEN"}')
+    assert set_up.returncode == 0, set_up.stderr
+    until(lambda: listed_boxes(up), seconds=180, every=A_COMMAND, picture=lambda: up.call("ledger").stdout)
+    boxes = listed_boxes(up)
+    door = f"http://{up.runtime.hooks_bind}/hooks/prom"
+
+    def post(address: str, body: object) -> int:
+        return httpx.post(address, json=body, trust_env=False).status_code
+
+    heard = [post(f"{door}/{token}", {"text": "canary-word"}) for token in (hooks_token, "guess")]
+    heard += [post(box["FLEET_BOX_HOOK"], body) for box in boxes for body in ({"stage": "registered"}, ["no report"])]
+    heard += [post(f"{boxes[0]['FLEET_BOX_HOOK']}x", {})]
+    until(lambda: json.loads(up.call("inbox", "list", "--json").stdout) == [], seconds=120, every=A_COMMAND)
+    secrets = {*ALL_SECRETS, hooks_token, *(box["FLEET_BOX_HOOK"].rpartition("/")[2] for box in boxes)}
+
+    assert heard == [200, 401, *[200, 400] * len(boxes), 404]
+    assert {box["TOKEN"] for box in boxes} == {"planted-box-token"}  # the control: it was there to be kept
+    assert not {value for box in boxes for value in box.values()} & {"planted-vast-key", "planted-model-key"}
+    assert found(up, secrets, said=everything_that_shows(up)) == set()
+
+    canary = {place.partition(".")[0] for place, _ in found(up, ["canary-word"])}
+    assert {"fleet", "prefect"} <= canary
+    left = up.data_dir / "left-behind"
+    left.write_text("planted-vast-key")
+    assert found(up, secrets) == {(str(left.relative_to(up.data_dir.parent)), "planted-vast")}
+    left.unlink()
 
 
 @pytest.mark.parametrize("setting", ["FLEET_PREFECT_PORT", "FLEET_HOOKS_BIND"])
