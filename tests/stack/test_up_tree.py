@@ -159,9 +159,9 @@ def everything_that_shows(tree: Tree) -> str:
 
 
 def test_no_secret_stands_anywhere_after_boxes_were_rented_and_everybody_has_spoken(up: Tree) -> None:
-    """Keys, the secret of a box, the address of a person, the token of the door and those of boxes: neither in the
-    data folder, in logs, in any table of ours or of Prefect's, nor in what is printed. Control: the word of a person
-    stands in all of them but the last, and a key that somebody leaves in a file is found."""
+    """Keys, the secret of a box, the address of a person, the token of the door and those of boxes: in no file of the
+    data folder, no log, no table of ours or of Prefect's, and in nothing that is printed. Control: the word of a person
+    is found in both databases, and a key that somebody leaves in a file there."""
     hooks_token = up.call("token", "rotate", "hooks").stdout.splitlines()[1]
     set_up = up.call("policy", "set", f"launch.image={IMAGE}", 'launch.env={"TOKEN": "$TOKEN"}')
     assert set_up.returncode == 0, set_up.stderr
@@ -172,19 +172,19 @@ def test_no_secret_stands_anywhere_after_boxes_were_rented_and_everybody_has_spo
     def post(address: str, body: object) -> int:
         return httpx.post(address, json=body, trust_env=False).status_code
 
-    heard = [post(f"{door}/{token}", {"text": "canary-word"}) for token in (hooks_token, "guess")]
-    heard += [post(box["FLEET_BOX_HOOK"], body) for box in boxes for body in ({"stage": "registered"}, ["no report"])]
+    heard = [post(box["FLEET_BOX_HOOK"], body) for box in boxes for body in ({"stage": "registered"}, ["no report"])]
     heard += [post(f"{boxes[0]['FLEET_BOX_HOOK']}x", {})]
+    heard += [post(f"{door}/{token}", {"text": "the queue is starved"}) for token in (hooks_token, "guess")]
+    assert up.call("say", "canary-word").returncode == 0
     until(lambda: json.loads(up.call("inbox", "list", "--json").stdout) == [], seconds=120, every=A_COMMAND)
     secrets = {*ALL_SECRETS, hooks_token, *(box["FLEET_BOX_HOOK"].rpartition("/")[2] for box in boxes)}
 
-    assert heard == [200, 401, *[200, 400] * len(boxes), 404]
+    assert heard == [*[200, 400] * len(boxes), 404, 200, 401]
     assert {box["TOKEN"] for box in boxes} == {"planted-box-token"}  # the control: it was there to be kept
     assert not {value for box in boxes for value in box.values()} & {"planted-vast-key", "planted-model-key"}
     assert found(up, secrets, said=everything_that_shows(up)) == set()
 
-    canary = {place.partition(".")[0] for place, _ in found(up, ["canary-word"])}
-    assert {"fleet", "prefect"} <= canary
+    assert {"fleet", "prefect"} <= {place.partition(".")[0] for place, _ in found(up, ["canary-word"])}
     left = up.data_dir / "left-behind"
     left.write_text("planted-vast-key")
     assert found(up, secrets) == {(str(left.relative_to(up.data_dir.parent)), "planted-vast")}
