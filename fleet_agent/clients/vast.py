@@ -248,7 +248,7 @@ class VastMarket:
         return list(rows.values())
 
     async def _every_charge(self, since: datetime, until: datetime) -> list[ChargeRow]:
-        """The rows of all pages, or TryLater. A contract has one row; were there several, by the day, they would add up."""
+        """The rows of all pages, or TryLater. A contract has one row; should it have several, they are its days."""
         rows: dict[tuple[str, float | None, float | None], ChargeRow] = {}
         query = _charges_asked_for(since, until)
         while True:

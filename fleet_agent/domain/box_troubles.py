@@ -201,9 +201,7 @@ def _boots_since(box: Box, allowed: timedelta) -> datetime:
 
 
 def _could_report(watched: Watched, sight: Sight) -> bool:
-    return could_report(
-        has_hook=watched.has_hook, rented_at=watched.box.rented_at, reports_since=sight.reports_since
-    )
+    return could_report(has_hook=watched.has_hook, rented_at=watched.box.rented_at, reports_since=sight.reports_since)
 
 
 RATE_SHOWS_AFTER: Final = timedelta(minutes=10)

@@ -387,13 +387,13 @@ class VastFace:
         rows = [vast_wire.charge_row(days) for days in by_contract.values()]
         kinds = call.query("select_filters", {}).get("type", {})
         wanted = [row for row in rows if vast_wire.satisfies(row, {"type": kinds})]
-        return _ledger_page(call, wanted, limit=100, most=500)
+        return _ledger_page(call, wanted, told_apart_by="source", limit=100, most=500)
 
     def invoices(self, call: Call) -> Json:
         since, until = _window(call, "when")
         deposits = enumerate(self.market.deposits, start=1)
         rows = [vast_wire.invoice_row(number, at, usd) for number, (at, usd) in deposits if since <= at <= until]
-        return _ledger_page(call, rows, limit=60, most=100)
+        return _ledger_page(call, rows, told_apart_by="amount", limit=60, most=100)
 
     def ssh_keys(self, call: Call) -> list[Json]:
         return list(self.account.ssh_keys.values())
@@ -568,12 +568,12 @@ def _days(since: datetime, until: datetime) -> Iterator[datetime]:
         day += timedelta(days=1)
 
 
-def _ledger_page(call: Call, rows: list[Json], *, limit: int, most: int) -> Json:
+def _ledger_page(call: Call, rows: list[Json], *, told_apart_by: str, limit: int, most: int) -> Json:
     """`limit` where the caller names none, and `most` whatever he names."""
     direction = "desc" if call.query("latest_first", True) else "asc"
     page, next_token = vast_wire.paged(
         rows,
-        order=[("start", direction), ("source", "asc"), ("amount", "asc")],
+        order=[("start", direction), (told_apart_by, "asc")],
         limit=min(int(call.query("limit", limit)), most),
         after_token=call.request.query_params.get("after_token"),
     )

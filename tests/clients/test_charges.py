@@ -36,7 +36,7 @@ A_CENT_OF_A_DIME = 0.002
 async def test_every_box_is_charged_what_it_cost_gone_or_not_over_all_pages(monkeypatch: pytest.MonkeyPatch):
     """60 boxes on four days, a row each, on three pages."""
     monkeypatch.setattr(vast, "CHARGES_PER_PAGE", 25)
-    world = SimulatedWorld()
+    world = SimulatedWorld(limits={})  # so that no time passes between the pages
     world.truth.deposit(Decimal(10_000))
     world.rent_directly(60)
     world.time.advance(timedelta(hours=2))

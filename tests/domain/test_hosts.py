@@ -104,8 +104,8 @@ def test_a_tainted_run_still_bans_what_failed() -> None:
 
 @pytest.mark.parametrize(
     ("rate", "gpus", "is_one"),
-    [(0.01, 1, True), (0.0099, 1, False), (500, 1, True), (501, 1, False), (1000, 2, True), (500, 0, True), (0, 1, False),
-     (-1, 1, False), (5e-324, 1, False), (math.nan, 1, False), (math.inf, 1, False)],
+    [(0.01, 1, True), (0.0099, 1, False), (500, 1, True), (501, 1, False), (1000, 2, True), (500, 0, True),
+     (0, 1, False), (-1, 1, False), (5e-324, 1, False), (math.nan, 1, False), (math.inf, 1, False)],
 )  # fmt: skip
 def test_what_no_gpu_can_do_is_no_rate(rate: float, gpus: int, is_one: bool) -> None:
     assert (no_rate(rate, gpus, most_per_gpu=500) is None) is is_one

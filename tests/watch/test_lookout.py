@@ -21,8 +21,8 @@ from fleet_agent.sim.market import Instance
 from fleet_agent.store import looks, session, sightings
 from fleet_agent.store.spent import MOST_USD
 from fleet_agent.store.tables import Action, Box
-from tests.world import NOON
 from tests.watch.rented import HOUR, MINUTE, RefusesOnce, Rented, destroys, drains, kinds, rented
+from tests.world import NOON
 
 
 @pytest.fixture
@@ -176,8 +176,8 @@ async def test_boxes_that_run_one_after_the_other_and_never_come_to_work_pause_r
     """That a program reports is known. Control: where a container that runs counts as work, there is never a row."""
     if naive:
         monkeypatch.setattr(sightings, "_some_came_as_far_as_their_work", runs_count_as_work)
-    await fleet.rents(1)
-    fleet.sets("UPDATE box SET hook_digest = key, reported_at = :at", at=fleet.fleet.time.now())
+    await fleet.rents_and_runs(1)
+    fleet.sets("UPDATE box SET hook_digest = key, reported_at = :at, stage = 'proving'", at=fleet.fleet.time.now())
     for _ in range(5):
         await fleet.rents(1)
         fleet.sets("UPDATE box SET hook_digest = key")
@@ -298,8 +298,8 @@ async def test_who_goes_by_the_newest_call_alone_lets_that_box_live(
     """The control."""
 
     def newest_sent(tx: Session, keys: Mapping[str, object]) -> dict[str, Action]:
-        sent = select(Action).where(col(Action.box_key).in_(keys), col(Action.sent_at).is_not(None))
-        return {row.box_key or "": row for row in tx.scalars(sent.order_by(col(Action.id)))}
+        destroys = select(Action).where(col(Action.box_key).in_(keys), Action.tool == DestroyBox.name)
+        return {row.box_key or "": row for row in tx.scalars(destroys.order_by(col(Action.id)))}
 
     monkeypatch.setattr(looks, "_last_destroys_of", newest_sent)
     box = await _accepted_and_then_refused(fleet)
