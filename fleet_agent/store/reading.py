@@ -66,16 +66,19 @@ def fleets(tx: Session) -> list[str]:
 
 
 def runs(tx: Session, fleet: str, *, last: int) -> list[dict[str, Any]]:
-    """The newest runs, newest first; `seconds` is real time from opening to the end, None while it is open."""
+    """The newest runs, newest first; `seconds` is real time from opening to the end, None while it is open, and
+    `box_usd` what the boxes have cost that it asked for."""
     speed = installation(tx).clock_speed
     rows = tx.scalars(
         select(tables.Run).where(tables.Run.fleet == fleet).order_by(col(tables.Run.run_id).desc()).limit(last)
-    )
+    ).all()
+    box_usd = spent.of_runs(tx, fleet, [row.run_id for row in rows])
     return [
         _row(row)
         | {
             "seconds": row.closed_at and (row.closed_at - row.opened_at).total_seconds() / speed,
             "tainted": row.tainted_until is not None,
+            "box_usd": box_usd.get(row.run_id, Decimal(0)),
         }
         for row in rows
     ]

@@ -16,7 +16,7 @@ from fleet_agent.domain.fleet import LIVE_STAGES, TROUBLED, Stage
 from fleet_agent.domain.hosts import Ban, Benchmark, Failure
 from fleet_agent.domain.lookout import OF_A_BOX, Found, find
 from fleet_agent.domain.observation import Account, Known, Unknown
-from fleet_agent.domain.policy import Launch, Limits, OfferFloors, Policy
+from fleet_agent.domain.policy import Launch, Limits, OfferFloors, Policy, WatchBounds
 from fleet_agent.domain.sight import Finding, Sight, Watched
 from fleet_agent.domain.triggers import PRIORITY, Kind, Priority
 from tests.domain.test_rules import IMAGE, NOW, box, instance, listed, offer, situation, work
@@ -106,6 +106,19 @@ def test_a_box_that_is_not_as_ordered_is_destroyed_and_its_machine_avoided_for_l
 def test_nothing_is_asked_of_a_box_that_nobody_ordered() -> None:
     each = watched({"interruptible": True, "num_gpus": 8}, ordered=None)
     assert codes(find(sight(each))) == ["not ordered"]
+
+
+@pytest.mark.parametrize(
+    ("orphans", "sightings", "minutes_old", "goes"),
+    [("destroy", 2, 4, True), ("destroy", 1, 4, False), ("destroy", 2, 3, False), ("adopt", 9, 99, False)],
+)
+def test_what_nobody_ordered_is_given_up_by_policy_after_two_looks_and_a_grace(
+    orphans: str, sightings: int, minutes_old: int, goes: bool
+) -> None:
+    """Its rent may be one whose answer was lost, until the grace of that is over."""
+    each = watched({"started_at": NOW - minutes_old * MINUTE}, ordered=None, sightings=sightings)
+    found = find(sight(each, policy=Policy(watch=WatchBounds(orphans=orphans))))
+    assert bool(found.removals) is goes
 
 
 # --- coming up --------------------------------------------------------------------------------------------------------
