@@ -37,11 +37,12 @@ def up() -> Generator[Tree]:
         "FLEET_MODEL_URL": f"http://127.0.0.1:{model}/v1",
         "FLEET_MODEL_NAME": "simulated-operator",
         "FLEET_DEMAND_PROMETHEUS_URL": f"http://127.0.0.1:{vast}/demand",
+        "FLEET_WATCH_EVERY": "10",
     }
     with (
         temporary_folder() as folder,
         simulators(folder, vast, model, "first-light"),
-        ready(folder, "up", settings=settings) as tree,
+        ready(folder, "up", "--drain", settings=settings) as tree,
     ):
         until(lambda: "Ready." in tree.output.read_text())
         assert tree.call("status").returncode == 0
@@ -189,6 +190,20 @@ def test_no_secret_stands_anywhere_after_boxes_were_rented_and_everybody_has_spo
     left.write_text("planted-vast-key")
     assert found(up, secrets) == {(str(left.relative_to(up.data_dir.parent)), "planted-vast")}
     left.unlink()
+
+
+def test_up_with_drain_ends_when_every_box_has_finished_and_gone(up: Tree) -> None:
+    """The last that happens to this tree. Without it two boxes would go on billing, which is the control."""
+    assert len(listed_boxes(up)) == 2
+
+    up.root.terminate()
+    until(lambda: up.root.poll() is not None, seconds=240, picture=up.last_words)
+
+    said = up.output.read_text()
+    assert up.root.returncode == 0
+    assert listed_boxes(up) == []
+    assert said.index("Still to go: ") < said.index("No box of fleet main is left but protected ones.")
+    assert "No box is live, nothing bills." in said
 
 
 @pytest.mark.parametrize("setting", ["FLEET_PREFECT_PORT", "FLEET_HOOKS_BIND"])
