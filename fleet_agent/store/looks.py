@@ -71,7 +71,7 @@ def record_look(tx: Session, fleet: str, seen: Seen, *, now: datetime) -> Looked
     _sample(tx, fleet, observation, bands=found.bands, at=now)
     return looked.model_copy(
         update={
-            "removals": _but_what_persons_ordered(tx, sight, found, now),
+            "removals": _but_what_persons_ordered(tx, sight, found, since=last and last.at, now=now),
             "findings": tuple(finding.text for finding in found.findings),
             "news": tuple(finding.text for finding in found.news),
         }
@@ -294,20 +294,27 @@ def _numbers_of(observation: Observation) -> set[int] | None:
 # --- what is to be done about it --------------------------------------------------------------------------------------
 
 
-def _but_what_persons_ordered(tx: Session, sight: Sight, found: Found, now: datetime) -> tuple[Removal, ...]:
-    """What is left to the watch's own wish.
+def _but_what_persons_ordered(
+    tx: Session, sight: Sight, found: Found, *, since: datetime | None, now: datetime
+) -> tuple[Removal, ...]:
+    """What is left to the watch's own wish; `since`: the look before.
 
-    What a person ordered is done when the box is gone, and not before. So a destruction that came to nothing is ordered
-    again, and the end of a box that a person had drained is the person's order too: no brake of the watch holds it.
+    What a person ordered is done when the box is gone, and not before. So a destruction that came to nothing since the
+    last look is ordered again, and the end of a box that a person had drained is the person's order too: no brake of
+    the watch holds it. Who protects the box meanwhile has thought better of it, also when he ends that later.
     """
-    going = [each.box for each in sight.boxes if each.listed is not None and not each.box.protected]
+    going = [each.box for each in sight.boxes if not each.box.protected]
     newest = _newest_removals_of(tx, [box.key for box in going])
     wanted = {removal.id: removal for removal in found.removals}
     for box in going:
         last, own = newest.get(box.key), wanted.get(number(box))
         if last is None or last.actor != Actor.OPERATOR:
             continue
-        came_to_nothing = last.tool == DestroyBox.name and last.status == ActionStatus.FAILED
+        came_to_nothing = (
+            last.tool == DestroyBox.name
+            and last.status == ActionStatus.FAILED
+            and (since is None or last.settled_at is None or last.settled_at >= since)
+        )
         has_drained = last.tool == DrainBox.name and isinstance(own, DestroyBox)
         if came_to_nothing or has_drained:
             reason = str(last.arguments["reason"]) if own is None else own.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
@@ -600,6 +601,21 @@ async def test_a_fleet_whose_policy_cannot_be_read_is_seen_and_holds_up_no_other
 
     assert not fleet.lives(box)
     assert sum("policy of fleet aaa cannot be read" in line for line in fleet.log) == 1
+
+
+async def test_two_watches_beside_each_other_do_everything_once(fleet: Rented) -> None:
+    """Of what one intends and the other expires, the next look is the end. Nobody is told twice."""
+    fleet.faults.arm("dud_host", times=1)
+    dud, well = await fleet.rents(2)
+    other = fleet.another_watch()
+    for _ in range(5):
+        fleet.passes(MINUTE)
+        await asyncio.gather(fleet.watch.look(), other.look())
+
+    assert (fleet.lives(dud), fleet.lives(well)) == (False, True)
+    assert [status for _, _, status in fleet.removals()].count("done") == 1
+    assert {box for _, box, _ in fleet.removals()} == {dud.id}
+    assert (fleet.kinds(), len(fleet.bans())) == (kinds(Kind.BOX_FAILED), 1)
 
 
 async def test_a_watch_that_died_between_intent_and_call_leaves_nothing_that_is_sent_later(fleet: Rented) -> None:

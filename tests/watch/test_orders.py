@@ -164,6 +164,33 @@ async def test_an_order_that_the_provider_refused_is_given_again_at_the_next_loo
     ]
 
 
+async def test_who_protects_a_box_after_an_order_was_refused_has_thought_better_of_it(fleet: Rented) -> None:
+    """And is not surprised when he protects it no more. Control: the test above, without that word."""
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.watch = fleet.another_watch(RefusesOnce(fleet.fleet.ports.market))
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+    await fleet.looks()
+    for protected in (True, False):
+        fleet.sets("UPDATE box SET protected = :protected WHERE vast_id = :id", protected=protected, id=box.id)
+        await fleet.looks()
+
+    assert fleet.lives(box)
+    assert [row["status"] for row in orders(fleet)] == ["failed"]
+
+
+async def test_an_order_that_was_refused_waits_for_a_list_and_is_not_forgotten(fleet: Rented) -> None:
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.watch = fleet.another_watch(RefusesOnce(fleet.fleet.ports.market))
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+    await fleet.looks()
+    fleet.faults.arm("list_success_false", times=2)
+    await fleet.keeps_looking(2 * MINUTE)
+    unseen = fleet.lives(box)
+    await fleet.looks()
+
+    assert (unseen, fleet.lives(box)) == (True, False)
+
+
 async def test_what_the_provider_refused_a_run_is_the_runs_to_decide_anew(fleet: Rented) -> None:
     """The control: it is told, and nobody repeats it."""
     box, _ = await fleet.rents_and_runs(2)
