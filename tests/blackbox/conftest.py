@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests import prefect_home as prefect_home  # before anything imports Prefect
 from tests.blackbox.house import House, Setup, built
@@ -12,10 +13,8 @@ from tests.blackbox.truths import broken
 from tests.blackbox.variants import prefetches
 
 PROCESS = "fleet-agent-process"
-SETUPS = [
-    pytest.param(Setup(), id="resident"),
-    pytest.param(Setup(pool=PROCESS), id="process", marks=pytest.mark.soak),
-]
+WITH_A_PROCESS_WORKER = [pytest.param(Setup(pool=PROCESS), id="process", marks=pytest.mark.soak)]
+SETUPS = [pytest.param(Setup(), id="resident"), *WITH_A_PROCESS_WORKER]
 WITH_OTHER_PREFETCHES = [
     *SETUPS,
     pytest.param(Setup(differs=prefetches(10)), id="resident, prefetch 10", marks=pytest.mark.soak),
@@ -28,8 +27,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every test with both workers; with each way to propose a run before its time those that are about when a run
     begins, or about many that wait."""
     if "shared_house" in metafunc.fixturenames:
-        about_when = metafunc.definition.get_closest_marker("any_prefetch") is not None
-        metafunc.parametrize("shared_house", WITH_OTHER_PREFETCHES if about_when else SETUPS, indirect=True)
+        metafunc.parametrize("shared_house", _setups(metafunc.definition), indirect=True)
+
+
+def _setups(test: pytest.Item) -> list[ParameterSet]:
+    if test.get_closest_marker("any_prefetch"):
+        return WITH_OTHER_PREFETCHES
+    return WITH_A_PROCESS_WORKER if test.get_closest_marker("process_worker") else SETUPS
 
 
 @pytest.fixture(scope="session")

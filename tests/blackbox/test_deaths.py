@@ -128,6 +128,7 @@ LOOK_FOR_DEAD_LEASES = timedelta(seconds=40)
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)  # the control waits for the whole of a lease, in vain
 @pytest.mark.parametrize(
     ("own_house", "is_freed"),
     [(Setup(), True), (Setup(differs=LEASES_IN_MEMORY), False)],
