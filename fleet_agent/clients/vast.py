@@ -60,7 +60,6 @@ from fleet_agent.domain.box_reports import VARIABLE, without_tokens
 from fleet_agent.domain.fleet import Instance, Inventory, Offer
 from fleet_agent.domain.observation import Account
 from fleet_agent.domain.pace import Limit
-from fleet_agent.domain.rules import unmet_floor
 from fleet_agent.domain.spent import Charge
 from fleet_agent.errors import (
     AlreadyGone,
@@ -605,7 +604,7 @@ def _cheapest_per_machine(offers: list[Offer], query: OfferQuery) -> Offers:
     """The floors, the question and the bans applied on our side, cheapest first, one per machine."""
     best: dict[int, Offer] = {}
     for offer in sorted(offers, key=lambda offer: (offer.usd_per_hour, offer.id)):
-        if _answers(offer, query) and unmet_floor(offer, query.policy) is None:
+        if _answers(offer, query) and query.policy.offers.unmet_by(offer) is None:
             best.setdefault(offer.machine_id, offer)
     wanted = [offer for machine_id, offer in best.items() if machine_id not in query.banned]
     return Offers(wanted[: query.limit], left_out=len(best) - len(wanted))

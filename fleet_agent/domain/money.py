@@ -29,6 +29,11 @@ def runway(credit: Usd, burn: UsdPerHour) -> timedelta | None:
     return max(timedelta(0), timedelta(seconds=float(seconds)))
 
 
+def usd_per_proof(rate: Decimal, proofs_per_hour: float | None) -> Decimal | None:
+    """What a proof costs; None where nobody measured the machine, or it has shown no proof at all."""
+    return rate / Decimal(str(proofs_per_hour)) if proofs_per_hour else None
+
+
 def show_usd(amount: Decimal) -> str:
     """`$12.34`; amounts under a cent keep four digits, for the cost of a model call is often that small."""
     digits = Decimal("0.01") if amount == 0 or abs(amount) >= Decimal("0.01") else Decimal("0.0001")

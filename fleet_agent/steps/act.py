@@ -19,7 +19,7 @@ from typing import NamedTuple
 from fleet_agent.domain.actions import DestroyBox, DrainBox, Effect, NotifyHuman, RentBox
 from fleet_agent.domain.box_reports import BoxHook, no_hook
 from fleet_agent.domain.fleet import Label, Offer
-from fleet_agent.domain.hosts import Failure, failure_of_a_rent
+from fleet_agent.domain.hosts import InVain, what_follows
 from fleet_agent.domain.ledger import ActionStatus, Ruled
 from fleet_agent.domain.money import show_rate
 from fleet_agent.domain.policy import Policy
@@ -75,9 +75,9 @@ class _Fenced:
         outcome: str,
         *,
         vast_id: int | None = None,
-        blame: Failure | None = None,
+        in_vain: InVain | None = None,
     ) -> None:
-        await self.journal.record_outcome(key, status, outcome, vast_id=vast_id, blame=blame)
+        await self.journal.record_outcome(key, status, outcome, vast_id=vast_id, in_vain=in_vain)
 
 
 async def act(hands: Hands, effect: Effect, ruled: Ruled) -> Result:
@@ -180,8 +180,11 @@ async def _offer_changed(market: Market, policy: Policy, judged: Offer) -> str |
         return f"offer {judged.id} could not be read again ({error.cause})"
     if not found:
         return f"offer {judged.id} is gone; search again"
-    if found[0].usd_per_hour > judged.usd_per_hour:
-        return f"offer {judged.id} now costs {show_rate(found[0].usd_per_hour)}; search again"
+    (now,) = found
+    if (now.machine_id, now.gpu_name, now.num_gpus) != (judged.machine_id, judged.gpu_name, judged.num_gpus):
+        return f"offer {judged.id} is another machine now; search again"
+    if now.usd_per_hour > judged.usd_per_hour:
+        return f"offer {judged.id} now costs {show_rate(now.usd_per_hour)}; search again"
     return None
 
 
@@ -221,7 +224,7 @@ async def _send(
         done = await call()
     except FleetAgentError as error:
         status = outcome_of(error)
-        await hands.ledger.record_outcome(ruled.key, status, error.cause, blame=failure_of_a_rent(error))
+        await hands.ledger.record_outcome(ruled.key, status, error.cause, in_vain=what_follows(error))
         if isinstance(error, FixSetup):
             raise
         return _told(status, error.cause if status is ActionStatus.UNKNOWN else str(error))

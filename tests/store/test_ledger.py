@@ -167,6 +167,28 @@ async def test_a_pause_stops_what_was_allowed_before_it(ready: Fleet) -> None:
     assert ready.rows("box") == []
 
 
+@pytest.mark.parametrize(
+    ("drawn", "codes"),
+    [
+        ("scale_out_paused = true", ["scale_out_paused", "allowed"]),
+        ("rent_breaker = 'rents kept failing'", ["rent_breaker", "allowed"]),
+        ("scale_in_paused = true", ["allowed", "scale_in_paused"]),
+        ("frozen_because = 'half of the boxes are missing'", ["frozen", "frozen"]),
+    ],
+)
+async def test_a_brake_that_is_drawn_later_stops_what_it_is_there_for_and_nothing_else(
+    ready: Fleet, drawn: str, codes: list[str]
+) -> None:
+    run = await ready.open()
+    await ready.rented(run, vast_id=101, offer_id=2)
+    look = ready.look(ready.instance_of(101))
+    ruled = await ready.reply(run, rent(), destroy(), step=2, offers=[offer()], inventory=look)
+    with ready.database.transaction() as tx:
+        tx.execute(text(f"UPDATE session_state SET {drawn}"))
+
+    assert [(await ready.journal.mark_sent(run, each.key, send_by=SEND_BY)).code for each in ruled] == codes
+
+
 @pytest.mark.parametrize("effect", ["rent", "destroy"])
 async def test_a_policy_that_changed_stops_what_was_allowed_by_the_old_one(ready: Fleet, effect: str) -> None:
     """Control: a person may be told things under any policy."""
