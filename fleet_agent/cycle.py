@@ -503,7 +503,7 @@ async def _result_of(talk: Talk, view: View, call: ToolCall, tool: Tool | Malfor
 async def _drop(talk: Talk, ruled: Ruled, withheld: Result | None) -> None:
     """What was allowed and is withheld reserves nothing for the rest of the run."""
     if withheld is not None and ruled.status is ActionStatus.INTENDED:
-        await talk.ports.journal.record_outcome(ruled.key, ActionStatus.FAILED, withheld.sentence)
+        await talk.ports.journal.drop(talk.run, ruled.key, withheld.sentence)
 
 
 async def _show(talk: Talk, block: str) -> None:

@@ -161,6 +161,9 @@ class _OfFleet:
         assert hook_digest is None, "the watch rents nothing"
         return await self.logbook.mark_sent(self.fleet, key, send_by=send_by)
 
+    async def drop(self, key: str, why: str) -> None:
+        raise AssertionError(f"the watch sends what it intends at once: {key}, {why}")
+
     async def record_outcome(
         self,
         key: str,

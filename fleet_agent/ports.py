@@ -339,6 +339,11 @@ class Ledger(Protocol):
         do not send. Raises RunSuperseded where a run acts that lost the fence."""
         ...
 
+    async def drop(self, key: str, why: str) -> None:
+        """What was intended is not sent after all. That is no fact about the world but a decision, so it is fenced, and
+        leaves alone what somebody has sent. Raises RunSuperseded as `mark_sent` does."""
+        ...
+
     async def record_outcome(
         self,
         key: str,
@@ -478,6 +483,10 @@ class Journal(Protocol):
 
         `hook_digest`: of a rent, by which its box will be known when it speaks to us. A ruling other than allow means:
         do not send. Raises RunSuperseded."""
+        ...
+
+    async def drop(self, run: Run, key: str, why: str) -> None:
+        """As `Ledger.drop`."""
         ...
 
     async def record_outcome(

@@ -68,6 +68,9 @@ class _Fenced:
     async def mark_sent(self, key: str, *, send_by: timedelta, hook_digest: str | None = None) -> Ruling:
         return await self.journal.mark_sent(self.run, key, send_by=send_by, hook_digest=hook_digest)
 
+    async def drop(self, key: str, why: str) -> None:
+        await self.journal.drop(self.run, key, why)
+
     async def record_outcome(
         self,
         key: str,
@@ -165,7 +168,7 @@ def outcome_of(error: FleetAgentError) -> ActionStatus:
 async def _rent(hands: Hands, offer: Offer, ruled: Ruled) -> Result:
     changed = await _offer_changed(hands.market, ruled.policy, offer)
     if changed is not None:
-        await hands.ledger.record_outcome(ruled.key, ActionStatus.FAILED, changed)
+        await hands.ledger.drop(ruled.key, changed)
         return _told(ActionStatus.FAILED, changed)
     hook = hands.draw_hook()
     order = _order(hands, ruled, offer, hook, send_by=hands.clock.elapsed() + SEND_BY)

@@ -460,6 +460,14 @@ def _box_of_rent(row: Action, installation_name: str, hook_digest: str | None, n
     )
 
 
+def drop(tx: Session, key: str, why: str, *, now: datetime) -> None:
+    """What was intended is not sent after all, and reserves nothing. The caller holds the fence of its run: who was
+    overtaken does not know what became of the intent since, and must not undo what another one has sent."""
+    row = action_of(tx, key)
+    if row.status == ActionStatus.INTENDED:
+        settle(row, ActionStatus.FAILED, why, now)
+
+
 # --- what became of it -----------------------------------------------------------------------------------------------
 
 

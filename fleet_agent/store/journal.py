@@ -152,6 +152,9 @@ class PostgresJournal:
             lambda tx: runs.mark_sent(tx, run, key, send_by=send_by, hook_digest=hook_digest, now=self._clock.now()),
         )
 
+    async def drop(self, run: Run, key: str, why: str) -> None:
+        await self._fenced(run, lambda tx: runs.drop(tx, run, key, why, now=self._clock.now()))
+
     async def record_outcome(
         self,
         key: str,

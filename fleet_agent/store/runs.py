@@ -389,6 +389,12 @@ def mark_sent(tx: Session, run: Run, key: str, *, send_by: timedelta, hook_diges
     return actions.mark_sent(tx, run.fleet, key, send_by=send_by, hook_digest=hook_digest, now=now, run=run)
 
 
+def drop(tx: Session, run: Run, key: str, why: str, *, now: datetime) -> None:
+    """See `actions.drop`. Raises RunSuperseded."""
+    hold_fence(tx, run)
+    actions.drop(tx, key, why, now=now)
+
+
 def write(tx: Session, run: Run, tool: Tool, *, answer: Message | None, now: datetime) -> Result:
     """Carry out a tool that changes only our database; what it came to enters the log as what `answer` says. Raises
     RunSuperseded."""
