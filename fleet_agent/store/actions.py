@@ -164,8 +164,8 @@ def _random_suffix() -> str:
 # --- what waits for a person's word ----------------------------------------------------------------------------------
 
 
-def open_approvals(tx: Session, fleet: str) -> tuple[Approval, ...]:
-    """What waits for a person's word, oldest first."""
+def approvals(tx: Session, fleet: str) -> tuple[Approval, ...]:
+    """What waits for a person's word, and what has it and waits for its time, oldest first."""
     return tuple(
         Approval(
             key=row.key,
@@ -174,9 +174,15 @@ def open_approvals(tx: Session, fleet: str) -> tuple[Approval, ...]:
             sentence=row.sentence,
             asked_at=row.created_at,
             bound="" if row.grant is None else Grant.model_validate(row.grant).in_words(),
+            approved_by=row.approved_by,
         )
-        for row in tx.scalars(_awaiting(fleet).where(col(Action.approved_at).is_(None)))
+        for row in tx.scalars(_awaiting(fleet))
     )
+
+
+def open_approvals(tx: Session, fleet: str) -> tuple[Approval, ...]:
+    """Of these, what no person has answered yet."""
+    return tuple(approval for approval in approvals(tx, fleet) if approval.approved_by is None)
 
 
 def approve(tx: Session, fleet: str, key: str, *, who: str, now: datetime) -> str | Grant:

@@ -432,9 +432,12 @@ async def test_what_the_cap_of_one_run_holds_back_is_carried_out_by_the_next(sto
     model = await story.next_run()
     after_one = [story.ended(key)[0] for key in keys]
     carried_out = [f"rent_box {key}: Rented" in model.words() for key in keys]
+    open_ones = model.words().partition("Open approvals:")[2]
     await story.fleet.heartbeat()
 
     assert (after_one, carried_out) == (["done", "done", "awaiting_approval"], [True, True, False])
+    assert f"{keys[2]}: rent_box(" in open_ones  # else it would ask again
+    assert "; Approved by " in open_ones
     assert [story.ended(key)[0] for key in keys] == ["done"] * 3
     assert story.machines() == [each.machine_id for each in story.alike[1:4]]
 
