@@ -161,6 +161,20 @@ async def test_what_waits_stands_in_the_prompts_that_follow(story: Story) -> Non
     assert f"{key}: rent_box(" in model.words().partition("Open approvals:")[2]
 
 
+@pytest.mark.parametrize("answer", [controls.approve, controls.reject])
+async def test_a_persons_word_is_urgent_and_starts_a_run(story: Story, answer: Callable[[Desk, str], object]) -> None:
+    """Control: a doorbell without one finds nothing to do and opens no run."""
+    (key,) = await story.asks_to_rent(story.dear)
+    await story.fleet.run(Trigger.EVENT)
+    before = len(story.fleet.runs())
+    answer(story.desk(), key)
+    await story.fleet.run(Trigger.EVENT)
+
+    assert (before, len(story.fleet.runs())) == (1, 2)
+    (event,) = [row for row in rows(story.fleet, "inbox") if row["kind"] == Kind.APPROVAL]
+    assert (event["priority"], event["consumed_by_run"]) == (0, 2)
+
+
 # --- approved ---------------------------------------------------------------------------------------------------------
 
 
