@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Annotated, Final
 
 from pydantic import Field
 
 from fleet_agent.domain.values import Frozen
-from fleet_agent.errors import ChooseAnother, FleetAgentError
+from fleet_agent.errors import ChooseAnother, FleetAgentError, StopRenting
 
 
 class Failure(StrEnum):
@@ -93,13 +93,28 @@ def no_machine(machine_id: int) -> str | None:
     return f"{machine_id} is the number of no machine: nothing is remembered under it"
 
 
-def failure_of_a_rent(error: FleetAgentError) -> Failure | None:
-    """What a create that was answered with `error` says of its machine, and that it counts as a rent in vain.
+class InVain(Enum):
+    """What follows from a rent that came to nothing."""
 
-    None for everything that would be so on any other machine: no credit, a call that never left, what a person must
-    mend. And for a lost answer, which says nothing until somebody has looked.
+    AVOID_MACHINE = "avoid the machine"
+    """For a while; and where one rent after the other comes to this, nothing is rented until a person has looked."""
+    STOP_RENTING = "stop renting"
+    """It would come to nothing on any machine: no credit is given."""
+
+
+def what_follows(error: FleetAgentError) -> InVain | None:
+    """What follows from a create that was answered with `error`.
+
+    None for a call that never left and for what a person must mend, which say nothing of renting. And for a lost
+    answer, which says nothing until somebody has looked.
     """
-    return Failure.TRANSIENT if isinstance(error, ChooseAnother) else None
+    match error:
+        case ChooseAnother():
+            return InVain.AVOID_MACHINE
+        case StopRenting():
+            return InVain.STOP_RENTING
+        case _:
+            return None
 
 
 def why_a_run_may_not_ban(machine_id: int, *, had_a_box: bool, banned_so_far: int, most: int) -> str | None:

@@ -33,6 +33,11 @@ NOBODY_HAS: Final = Decimal(10) ** 15
 """Dollars, and dollars an hour. What is more came of a division by nearly nothing, or of a lie."""
 
 
+def usd_per_proof(rate: Decimal, proofs_per_hour: float | None) -> Decimal | None:
+    """What a proof costs; None where nobody measured the machine, or it has shown no proof at all."""
+    return rate / Decimal(str(proofs_per_hour)) if proofs_per_hour else None
+
+
 def show_usd(amount: Decimal) -> str:
     """`$12.34`; amounts under a cent keep four digits, for the cost of a model call is often that small."""
     if abs(amount) >= NOBODY_HAS:

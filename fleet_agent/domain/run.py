@@ -210,7 +210,7 @@ class Notes(Frozen):
 
 
 class Approval(Frozen):
-    """An action that waits for a person's word."""
+    """An action that waits for a person's word, or has it and waits for its time."""
 
     key: str
     tool: str
@@ -219,6 +219,7 @@ class Approval(Frozen):
     asked_at: datetime
     bound: str = ""
     """What a person's word would grant, in words."""
+    approved_by: str | None = None
 
 
 @dataclass(frozen=True)

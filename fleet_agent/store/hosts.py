@@ -210,16 +210,31 @@ def rent_failed(tx: Session, fleet: str, reason: str, *, most: int, now: datetim
 
     A single bad host is banned; `most` failures in a row are something else, such as an image that starts nowhere, and
     each further try costs money. So a person is told, and renting waits for one. Who is out of credit has no failure of
-    renting: that is no matter of this count (`domain.hosts.failure_of_a_rent`).
+    renting: that is no matter of this count.
     """
     state = session.state(tx, fleet)
     state.rent_failures += 1
-    if state.rent_failures >= most and not state.rent_breaker:
-        state.rent_breaker = f"{state.rent_failures} rents in a row came to nothing, the last one: {_brief(reason)}"
-        text = f"Renting is paused: {state.rent_breaker}. `fleet-agent resume --scale-out` lets it go on."
-        notices.give(tx, fleet, key=f"rent breaker {utc(now)}", text=text, now=now)
-        audit.note(tx, fleet, who="fleet-agent", what="rent breaker", text=f"opened: {state.rent_breaker}", now=now)
+    if state.rent_failures >= most:
+        why = f"{state.rent_failures} rents in a row came to nothing, the last one: {_brief(reason)}"
+        _open_breaker(tx, fleet, why, now)
     return state.rent_breaker or None
+
+
+def no_credit_is_given(tx: Session, fleet: str, reason: str, *, now: datetime) -> None:
+    """The provider refuses a rent for lack of credit, whatever the account shows: no other machine would be given
+    either. Nobody is blamed; a person is told, and renting waits for one."""
+    _open_breaker(tx, fleet, f"add credit, for the provider gives none: {_brief(reason)}", now)
+
+
+def _open_breaker(tx: Session, fleet: str, why: str, now: datetime) -> None:
+    """Told once; an open one keeps its reason."""
+    state = session.state(tx, fleet)
+    if state.rent_breaker:
+        return
+    state.rent_breaker = why
+    text = f"Renting is paused: {why}. `fleet-agent resume --scale-out` lets it go on."
+    notices.give(tx, fleet, key=f"rent breaker {utc(now)}", text=text, now=now)
+    audit.note(tx, fleet, who="fleet-agent", what="rent breaker", text=f"opened: {why}", now=now)
 
 
 def rent_worked(tx: Session, fleet: str) -> None:

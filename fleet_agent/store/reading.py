@@ -17,7 +17,7 @@ from fleet_agent.domain.rules import Mode
 from fleet_agent.domain.run import Standing
 from fleet_agent.errors import PolicyInvalid
 from fleet_agent.store import claims, conversation, ledger, model_servers, notices, session, spending, spent, tables
-from fleet_agent.store.actions import open_approvals
+from fleet_agent.store.actions import approvals, open_approvals
 from fleet_agent.store.database import real_now
 from fleet_agent.store.hosts import bans, benchmarks, in_force
 from fleet_agent.store.installation import installation, timeline_of
@@ -38,7 +38,7 @@ def standing(tx: Session, fleet: str, *, epoch: int, now: datetime) -> Standing:
         objective=state.objective,
         read_at=now,
         notes=session.notes(tx, fleet),
-        approvals=open_approvals(tx, fleet),
+        approvals=approvals(tx, fleet),
         wakes=pending(tx, fleet),
         words=words,
         words_in_all=words_in_all,

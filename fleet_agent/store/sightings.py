@@ -3,7 +3,8 @@
 Only complete looks come here (anything less is not an `Inventory`), so absence means something; yet one absence proves
 nothing, because lists lag. Four questions are settled by looking, never by repeating a call:
 
-- a rent whose answer was lost: found by its label, it is done; not found until the end of its grace, it has expired;
+- a rent whose answer was lost: found by its label, it is done; not found until the end of its grace, it has expired,
+  and was in vain;
 - a destroy: absent for longer than the list lags, the box is gone; still there after the grace, it was not destroyed
   and counts as alive again;
 - a box that is missing unasked: gone once it was missing for a whole grace;
@@ -31,6 +32,7 @@ from sqlmodel import col, or_, select
 from fleet_agent.domain.actions import DestroyBox, DrainBox, Effect, RentBox
 from fleet_agent.domain.box_reports import WAY, could_report
 from fleet_agent.domain.fleet import Instance, Inventory, Stage, ours, parse_label
+from fleet_agent.domain.hosts import InVain
 from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.domain.timeline import is_of_a_time_to_come
 from fleet_agent.store import actions, audit, hosts, ledger, spent, tables, unlabelled
@@ -63,7 +65,7 @@ def record_sighting(tx: Session, fleet: str, inventory: Inventory, *, now: datet
             _found(box, found[box.key], look)
         elif box.stage != Stage.GONE and not _is_newer(box.rented_at, inventory, now):
             box.looked_at = inventory.seen_at
-            _missed(box, look)
+            _missed(tx, box, look)
     for instance in strangers:
         box = _adopt(tx, fleet, instance, now)
         box.looked_at = inventory.seen_at
@@ -183,14 +185,13 @@ def _found(box: tables.Box, instance: Instance, look: _Look) -> None:
     ledger.enter(box, _stage(box, instance), look.now)
 
 
-def _missed(box: tables.Box, look: _Look) -> None:
+def _missed(tx: Session, box: tables.Box, look: _Look) -> None:
     box.misses += 1
     box.missed_since = box.missed_since or look.real_now
     missing_for = look.real_now - box.missed_since
     if box.vast_id is None:
         if look.grace_is_over(box, RentBox):
-            look.settle(box, RentBox, ActionStatus.EXPIRED, "no box with its label appeared within the grace")
-            ledger.gone(box, "never came into being", look.now)
+            _never_came(tx, box, look)
     elif box.misses < MISSES_UNTIL_GONE:
         return
     elif box.stage == Stage.DESTROYING:
@@ -199,6 +200,17 @@ def _missed(box: tables.Box, look: _Look) -> None:
             ledger.gone(box, "destroyed", look.now)
     elif missing_for > ledger.GRACE:
         ledger.gone(box, f"missing from {box.misses} looks in a row", look.now)
+
+
+def _never_came(tx: Session, box: tables.Box, look: _Look) -> None:
+    """Of a rent that is only `sent` nobody knows whether its call was made: who made it died before he could say. That
+    says nothing of the machine."""
+    was_called = any(rent.status == ActionStatus.UNKNOWN for rent in look.calls(box, RentBox))
+    why = "no box with its label appeared within the grace"
+    look.settle(box, RentBox, ActionStatus.EXPIRED, why)
+    ledger.gone(box, "never came into being", look.now)
+    if was_called:
+        actions.was_in_vain(tx, box, InVain.AVOID_MACHINE, why, look.now)
 
 
 def _stage(box: tables.Box, instance: Instance) -> Stage:

@@ -125,6 +125,16 @@ class AccountPace(SQLModel, table=True):
     written_at: datetime = Field(sa_type=TIME)
 
 
+class AccountLook(SQLModel, table=True):
+    """The newest complete look at the boxes of an account, whoever took it. Written by `account_looks`."""
+
+    __tablename__: ClassVar[str] = "account_look"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    account: str = Field(primary_key=True)  # a digest of its key
+    seen_at: datetime = Field(sa_type=TIME)
+    inventory: dict[str, Any] = Field(sa_type=JSONB)
+
+
 class ModelServer(SQLModel, table=True):
     """What is known of one model on one server, whichever fleet asks it. Written by `model_servers`; all times real."""
 

@@ -13,7 +13,8 @@ from fleet_agent.domain.actions import DestroyBox, RentBox
 from fleet_agent.domain.fleet import Inventory, Stage
 from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.domain.policy import Policy
-from fleet_agent.store import ledger, tables
+from fleet_agent.domain.run import Run
+from fleet_agent.store import hosts, ledger, tables
 from fleet_agent.store.database import real_now
 from fleet_agent.store.ledger import GRACE
 from fleet_agent.store.sightings import LIST_LAG, MISSES_UNTIL_GONE, stage_seen
@@ -117,6 +118,54 @@ async def test_a_rent_that_is_not_listed_stays_reserved_until_its_grace_is_over(
     assert ready.action(key)["status"] == "expired"
     assert await ready.journal.in_flight(run) == (0, Decimal(0))
     assert ready.box(key)["gone_because"] == "never came into being"
+
+
+async def expires(fleet: Fleet, run: Run, *, answer: ActionStatus | None, step: int) -> str:
+    """A rent that no list ever shows; its key. `answer` is what was heard of it, None where who asked had died."""
+    key = await fleet.rent(run, step=step, offer_id=step)
+    if answer is not None:
+        await fleet.journal.record_outcome(key, answer, "504 Gateway Timeout")
+    fleet.let_real_time_pass(OVER)
+    await fleet.sees(run)
+    assert fleet.action(key)["status"] == "expired"
+    return key
+
+
+async def test_a_rent_that_was_called_and_never_seen_was_in_vain(ready: Fleet) -> None:
+    """Its machine is avoided for a while, and one such rent after the other pauses renting."""
+    ready.set_policy(limits__max_rents_per_run="9", watch__rent_failures="2")
+    run = await ready.open()
+    await expires(ready, run, answer=ActionStatus.UNKNOWN, step=1)
+    (ban,) = ready.rows("host_ban")
+    after_one = ready.state()["rent_failures"], ready.state()["rent_breaker"]
+    with ready.database.exclusive(ready.name) as tx:
+        hosts.lift(tx, ready.name, 11, by="test", now=ready.clock.now())
+    await expires(ready, run, answer=ActionStatus.UNKNOWN, step=2)
+
+    assert (ban["machine_id"], ban["failure"], ban["expires_at"] - ban["banned_at"]) == (
+        11, "transient", timedelta(hours=6),
+    )  # fmt: skip
+    assert after_one == (1, "")
+    assert ready.state()["rent_breaker"].startswith("2 rents in a row came to nothing")
+
+
+async def test_a_rent_of_which_nobody_knows_whether_it_was_called_speaks_against_nobody(ready: Fleet) -> None:
+    """The control: whoever was about to call died, and that is no machine's fault."""
+    run = await ready.open()
+    await expires(ready, run, answer=None, step=1)
+    assert (ready.rows("host_ban"), ready.state()["rent_failures"]) == ([], 0)
+
+
+async def test_a_rent_expires_whatever_the_stored_policy_says(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rent(run)
+    await ready.journal.record_outcome(key, ActionStatus.UNKNOWN, "504 Gateway Timeout")
+    ready.let_real_time_pass(OVER)
+    with ready.database.transaction() as tx:
+        tx.execute(text("""UPDATE session_state SET policy = '{"limits": {"max_boxes": "many"}}'"""))
+    await ready.sees(run)
+
+    assert (ready.action(key)["status"], len(ready.rows("host_ban"))) == ("expired", 1)
 
 
 async def test_a_box_that_appears_after_its_rent_expired_is_a_box_again(ready: Fleet) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -13,11 +14,15 @@ from sqlalchemy.exc import DataError
 from sqlalchemy.orm import Session
 from sqlmodel import col, select
 
-from fleet_agent.domain.actions import DestroyBox, DrainBox
+from fleet_agent.domain import lookout
+from fleet_agent.domain.actions import DestroyBox, DrainBox, RentBox
 from fleet_agent.domain.demand import Demand
+from fleet_agent.domain.fleet import Instance as ListedBox
+from fleet_agent.domain.hosts import machines_of
+from fleet_agent.domain.sight import Finding, Sight, Watched, destroy
 from fleet_agent.domain.triggers import Kind
-from fleet_agent.errors import TryLater
-from fleet_agent.ports import Logbook
+from fleet_agent.errors import ChooseAnother, TryLater
+from fleet_agent.ports import Logbook, Market, RentOrder
 from fleet_agent.sim.market import Instance
 from fleet_agent.store import looks, session, sightings
 from fleet_agent.store.spent import MOST_USD
@@ -318,6 +323,19 @@ async def _accepted_and_then_refused(fleet: Rented) -> Instance:
     return box
 
 
+async def test_a_box_that_the_provider_does_not_know_any_more_is_gone(fleet: Rented) -> None:
+    """It answers so to the destruction: that is success, and the lists that follow say the same."""
+    box, other = await fleet.rents_and_runs(2)
+    fleet.market.destroy(box.id)
+    await fleet.gives_up(DestroyBox(id=box.id, reason="no work"))
+    await fleet.keeps_looking(3 * MINUTE)
+
+    (destroyed,) = [row for row in fleet.rows("action") if row["tool"] == "destroy_box"]
+    assert (destroyed["status"], destroyed["outcome"]) == ("done", f"Box {box.id} was gone already.")
+    assert [row["vast_id"] for row in fleet.rows("box") if row["stage"] != "gone"] == [other.id]
+    assert fleet.events() == []
+
+
 async def test_of_two_boxes_of_one_order_the_oldest_stays(fleet: Rented) -> None:
     (box,) = await fleet.rents_and_runs(1)
     twin = fleet.rents_past_the_ledger(box.label)
@@ -420,6 +438,62 @@ async def test_a_box_on_a_machine_that_was_banned_for_good_is_given_up_and_for_a
 
     assert (fleet.lives(box), fleet.lives(other)) == (False, True)
     assert fleet.kinds() == kinds(Kind.BOX_PROGRESS)  # who banned it knows
+
+
+class Denying:
+    """A market that makes the box and says that the offer is gone."""
+
+    def __init__(self, market: Market) -> None:
+        self._market = market
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._market, name)
+
+    async def rent(self, order: RentOrder) -> int:
+        await self._market.rent(order)
+        raise ChooseAnother("vast.ai refused to rent: 410, no_such_ask")
+
+
+async def rents_and_is_denied(fleet: Rented) -> Instance:
+    """The box that was made all the same; its machine is avoided from then on."""
+    offers = await fleet.offers()
+    market: Any = Denying(fleet.fleet.ports.market)
+    fleet.fleet.ports = replace(fleet.fleet.ports, market=market)
+    await fleet.asks([RentBox(offer_id=offers[0].id, reason="work waits")], offers)
+    (made,) = fleet.market.instances()
+    assert fleet.bans() == [(made.machine.machine_id, "transient")]
+    return made
+
+
+async def test_a_box_whose_own_create_was_denied_is_adopted_and_does_not_fall_to_the_ban_that_this_left(
+    fleet: Rented,
+) -> None:
+    made = await rents_and_is_denied(fleet)
+    await fleet.keeps_looking(6 * MINUTE)
+
+    assert fleet.lives(made)
+    assert (fleet.box(made)["stage"], fleet.removals()) == ("proving", [])
+    assert [row["status"] for row in fleet.rows("action")] == ["done"]
+    assert fleet.fleet.status()["rent_failures"] == 0  # it came as far as its work
+
+
+async def test_who_looks_at_no_class_of_a_ban_destroys_a_box_that_does_well(
+    fleet: Rented, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+
+    def is_on_a_banned_machine(watched: Watched, _: ListedBox, sight: Sight) -> Finding | None:
+        if watched.box.machine_id not in machines_of(sight.situation.bans):
+            return None
+        return Finding(code="banned machine", text="given up", removal=destroy(watched, "its machine is banned"))
+
+    ours = lookout.is_on_a_banned_machine
+    naive = tuple(is_on_a_banned_machine if ask is ours else ask for ask in lookout.OF_A_BOX)
+    monkeypatch.setattr(lookout, "OF_A_BOX", naive)
+    made = await rents_and_is_denied(fleet)
+    await fleet.keeps_looking(6 * MINUTE)
+
+    assert not fleet.lives(made)
 
 
 # --- money ------------------------------------------------------------------------------------------------------------

@@ -47,7 +47,6 @@ def orders(fleet: Rented) -> list[dict[str, object]]:
         "UPDATE session_state SET mode = 'dry_run'",
         "UPDATE session_state SET frozen_because = 'the list cannot be true'",
         "UPDATE session_state SET scale_in_paused = true",
-        "UPDATE box SET protected = true",
         "UPDATE session_state SET policy_version = policy_version + 1",
     ],
 )
@@ -85,6 +84,21 @@ async def test_ownership_is_looked_at_when_an_order_is_carried_out(fleet: Rented
 
     assert fleet.lives(box)
     assert (order(fleet)["status"], order(fleet)["code"]) == ("refused", "not_ours")
+
+
+async def test_a_box_that_a_person_protects_after_the_order_is_kept(fleet: Rented) -> None:
+    """Control: the order that it takes back is carried out by the first look that nobody protects it from."""
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+    fleet.sets("UPDATE box SET protected = true")
+    await fleet.looks()
+    kept = fleet.lives(box), order(fleet)["status"], order(fleet)["code"]
+    fleet.sets("UPDATE box SET protected = false")
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+    await fleet.looks()
+
+    assert kept == (True, "refused", "protected")
+    assert not fleet.lives(box)
 
 
 async def test_a_box_that_is_drained_by_order_goes_when_it_is_idle(fleet: Rented) -> None:

@@ -1,4 +1,4 @@
-"""Money: approvals, drains, reports of boxes, what boxes cost, hosts and bans, samples."""
+"""Money: approvals, drains, reports of boxes, what boxes cost, hosts and bans, samples, looks that are shared."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -14,6 +14,13 @@ ACTORS = "actor IN ('agent', 'planner', 'watch', 'operator')"
 
 
 def upgrade() -> None:
+    op.create_table(
+        "account_look",
+        sa.Column("account", sa.String(), nullable=False),
+        sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("inventory", postgresql.JSONB(), nullable=False),
+        sa.PrimaryKeyConstraint("account", name=op.f("account_look_pkey")),
+    )
     op.create_table(
         "box_hour",
         sa.Column("fleet", sa.String(), nullable=False),
