@@ -74,10 +74,10 @@ BUSY: Final = "busy"
 FRESH: Final = timedelta(minutes=5)
 """Older figures of demand, and older words of a box, are as good as none."""
 
-PASSING: Final = frozenset({
-    "inventory_unknown", "frozen", "demand_unknown", "demand_stale", "account_unknown", "busy", "too_young", "run_cap",
-    "hour_cap", "too_many_at_once",
-})  # fmt: skip
+TOO_SOON: Final = frozenset({BUSY, "too_young", "run_cap", "hour_cap", "too_many_at_once"})
+"""Codes of refusals that nothing but time ends: no look will show that they have ended."""
+
+PASSING: Final = TOO_SOON | {"inventory_unknown", "frozen", "demand_unknown", "demand_stale", "account_unknown"}
 """Codes of refusals that end by themselves: what a person approved waits for that, as long as the word holds."""
 
 LEAST_REMOVED: Final = 2

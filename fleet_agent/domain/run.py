@@ -253,6 +253,8 @@ class Standing(Frozen):
     last_bands: dict[str, str]
     """Of the newest look that somebody decided on, see `domain.waking`; empty before the first."""
     last_review_at: datetime | None
+    too_soon: tuple[str, ...] = ()
+    """What the newest run that asked the model was refused for the time being; the tools, in its order."""
     bans: tuple[Ban, ...] = ()
     """In force, newest first."""
     benchmarks: tuple[Benchmark, ...] = ()

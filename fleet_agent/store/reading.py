@@ -12,8 +12,9 @@ from sqlmodel import SQLModel, col, func, select
 
 from fleet_agent.domain.fleet import Stage
 from fleet_agent.domain.health import FleetHealth, PendingWake
+from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.domain.money import UsdPerHour, runway, total
-from fleet_agent.domain.rules import Mode
+from fleet_agent.domain.rules import TOO_SOON, Mode
 from fleet_agent.domain.run import Standing
 from fleet_agent.errors import PolicyInvalid
 from fleet_agent.store import claims, conversation, ledger, model_servers, notices, session, spending, spent, tables
@@ -46,12 +47,27 @@ def standing(tx: Session, fleet: str, *, epoch: int, now: datetime) -> Standing:
         past_runs=past_runs,
         last_bands=state.last_bands,
         last_review_at=state.last_review_at,
+        too_soon=_too_soon(tx, fleet),
         bans=bans(tx, fleet, now=now),
         benchmarks=benchmarks(tx, fleet),
         scale_out_paused=state.scale_out_paused,
         scale_in_paused=state.scale_in_paused,
         rent_breaker=state.rent_breaker,
     )
+
+
+def _too_soon(tx: Session, fleet: str) -> tuple[str, ...]:
+    asked = select(tables.Run.run_id).where(
+        tables.Run.fleet == fleet, tables.Run.status == RunStatus.CLOSED, col(tables.Run.quiet).is_(False)
+    )
+    newest = asked.order_by(col(tables.Run.run_id).desc()).limit(1).scalar_subquery()
+    refused = select(tables.Action.tool).where(
+        tables.Action.fleet == fleet,
+        tables.Action.run_id == newest,
+        tables.Action.status == ActionStatus.REFUSED,
+        col(tables.Action.code).in_(TOO_SOON),
+    )
+    return tuple(dict.fromkeys(tx.scalars(refused.order_by(col(tables.Action.id)))))
 
 
 def standing_now(tx: Session, fleet: str) -> Standing:
