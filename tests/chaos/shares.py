@@ -23,8 +23,8 @@ KILLED_FOR_GOOD = 50
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be told: each `every`-th case of these stories from the `first` on; `share` of `shares` is one process's
-    part of it."""
+    """What is to be told: each `every`-th case of these stories from the `first` on, of which one process tells its
+    `share` of `shares`."""
 
     stories: tuple[str, ...]
     every: int
