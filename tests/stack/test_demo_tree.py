@@ -235,11 +235,10 @@ def test_to_retry_a_completed_run_makes_a_new_run_and_no_intent_makes_two_boxes(
 
 
 def rented_labels(tree: Tree) -> Counter[str]:
-    """How many boxes the market has of each label."""
+    """How many boxes the market has made for each label; what lives would not show those that are gone by now."""
     assert tree.runtime.simulators is not None
-    market = f"http://127.0.0.1:{tree.runtime.simulators.vast_port}/api/v1/instances/"
-    rows = httpx.get(market, headers={"Authorization": "Bearer any"}, trust_env=False).json()["instances"]
-    return Counter(row["label"] for row in rows)
+    market = f"http://127.0.0.1:{tree.runtime.simulators.vast_port}/sim/state"
+    return Counter(made["label"] for made in httpx.get(market, trust_env=False).json()["creates"])
 
 
 def test_a_parameter_that_cannot_be_is_refused_before_a_run_is_made(demo: Tree) -> None:
