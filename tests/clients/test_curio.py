@@ -326,7 +326,7 @@ async def test_a_wait_that_cannot_be_is_not_known_and_what_waits_is_counted(
 async def test_a_row_that_cannot_be_hides_none_that_can(idle: Cluster):
     idle.task(1, "PoRep", posted=-HOUR)
     idle.task(2, "PoRep", posted=7 * MINUTE)
-    idle.runs("INSERT INTO harmony_task (name, added_by, posted_time) VALUES ('PoRep', 1, '-infinity')")
+    idle.runs("INSERT INTO harmony_task (id, name, added_by, posted_time) VALUES (3, 'PoRep', 1, '-infinity')")
 
     demand = await read(idle)
 
