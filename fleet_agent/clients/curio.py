@@ -276,7 +276,7 @@ class Waiting(BaseModel):
     pending: Count
     claimed: Count
     running: Count
-    retrying: Count | None
+    retrying: Count
     oldest_pending: Age | None
 
 

@@ -15,8 +15,9 @@ from typing import Any, get_args
 import psycopg
 import pytest
 from psycopg import sql
+from pydantic import ValidationError
 
-from fleet_agent.clients.curio import CurioDemand
+from fleet_agent.clients.curio import CurioDemand, Waiting
 from fleet_agent.domain.demand import Demand, Market, not_known
 from fleet_agent.errors import FixSetup, TryLater
 from fleet_agent.settings import CurioTask
@@ -359,6 +360,15 @@ def test_control_an_innocent_percentile_of_such_durations_is_no_duration(idle: C
 
     p95 = "percentile_cont(0.95) WITHIN GROUP (ORDER BY work_end - work_start)"
     assert idle.sees(f"SELECT {p95} FROM harmony_task_history") == -HOUR
+
+
+@pytest.mark.parametrize("count", [-1, 10**9, "many", 0.5, None])
+def test_a_count_that_no_queue_has_is_refused_whoever_answers(count: object):
+    figures = {"pending": 1, "claimed": 0, "running": 0, "retrying": 0, "oldest_pending": None}
+
+    assert Waiting.model_validate(figures).pending == 1  # the control
+    with pytest.raises(ValidationError):
+        Waiting.model_validate(figures | {"pending": count})
 
 
 async def test_ages_do_not_depend_on_what_time_it_is_here(curio: Cluster):
