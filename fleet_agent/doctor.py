@@ -26,6 +26,7 @@ from fleet_agent.clients.prefect_rest import PrefectRest
 from fleet_agent.deploy import our_deployments
 from fleet_agent.domain import health
 from fleet_agent.domain.context import Budget, room_for_a_run
+from fleet_agent.domain.demand import not_known
 from fleet_agent.domain.fleet import parse_label
 from fleet_agent.domain.health import Finding, LiveFlowRun, Mend, WantedDeployment, fine
 from fleet_agent.domain.money import show_usd
@@ -34,7 +35,7 @@ from fleet_agent.domain.spending import DAY, beyond_the_day
 from fleet_agent.domain.triggers import HEARTBEAT
 from fleet_agent.errors import BudgetSpent, FixSetup, FleetAgentError, TryLater
 from fleet_agent.ports import OfferQuery, Ports
-from fleet_agent.settings import Settings, missing_for_up, variable
+from fleet_agent.settings import Settings, demand_must_have_one_source, missing_for_up, variable
 from fleet_agent.store import model_servers, reading, session, spending
 from fleet_agent.store.database import Database
 from fleet_agent.store.installation import installation, read_clock, timeline
@@ -98,6 +99,10 @@ def _named(name: str, finding: Finding) -> Finding:
 async def examine_settings(patient: Patient) -> AsyncGenerator[Finding]:
     for line in missing_for_up(patient.settings):
         yield Finding(well=False, sentence=f"settings: missing {line}")
+    try:
+        demand_must_have_one_source(patient.settings)
+    except FixSetup as error:
+        yield Finding(well=False, sentence=f"settings: {error}")
     known = {variable(name) for name in type(patient.settings).model_fields}
     yield _named("settings", health.of_variables(patient.variables, known))
 
@@ -394,7 +399,8 @@ async def _offers(ports: Ports, policy: Policy) -> str:
 
 async def _demand(ports: Ports) -> str:
     demand = await ports.demand.demand()
-    return f"{demand.pending} pending, {demand.running} running"
+    missing = "; ".join(not_known(demand))
+    return f"{demand.pending} pending, {demand.running} running{f'; not known: {missing}' if missing else ''}"
 
 
 def _models(database: Database) -> Finding:

@@ -24,7 +24,7 @@ from fleet_agent.domain.run import RunRequest
 from fleet_agent.domain.triggers import Trigger
 from fleet_agent.errors import DatabaseUnreachable, FixSetup, FleetAgentError
 from fleet_agent.printing import Row, run_line
-from fleet_agent.settings import PREFIX, Settings, missing_for_up
+from fleet_agent.settings import PREFIX, Settings, demand_must_have_one_source, missing_for_up
 from fleet_agent.stack import environments
 from fleet_agent.stack.runtime import Runtime
 from fleet_agent.stack.tree import Simulation, StackPlan, running
@@ -62,13 +62,15 @@ async def run_demo(settings: Settings, *, runs: int | None, scenario: str, speed
 
 async def run_up(settings: Settings, *, drain: bool, tell: Tell) -> int:
     """The real thing, until Ctrl-C; returns the exit code. With `drain` every box is let go of before anything but the
-    worker ends. Raises FixSetup, before anything starts, where a setting is missing or a model's window too small."""
+    worker ends. Raises FixSetup, before anything starts, where a setting is missing, demand has two sources or a
+    model's window is too small."""
     missing = missing_for_up(settings)
     if missing:
         tell("`up` needs these settings, from the environment or from a .env file in this folder:")
         for line in missing:
             tell(f"  {line}")
         raise FixSetup(f"{len(missing)} settings are missing", "`fleet-agent demo` needs none")
+    demand_must_have_one_source(settings)
     wiring.models_must_fit(settings)
     plan = StackPlan(
         settings,

@@ -176,7 +176,8 @@ class Model(Protocol):
 
 class DemandSource(Protocol):
     async def demand(self) -> Demand:
-        """The proving work now. Raises TryLater when it cannot be read: unknown is not zero."""
+        """The proving work now, or at most five minutes ago. Raises TryLater when it cannot be read, or is older:
+        unknown is not zero."""
         ...
 
 

@@ -53,6 +53,7 @@ def print_status(found: Row) -> None:
         "place": found["place"],
         "tree": f"running (pid {found['tree']})" if found["tree"] else "not running: nothing watches",
         "mode": found["mode"],
+        "demand": _demand(found["demand"]),
         "boxes": f"{found['boxes']} live, {found['in_flight']} in flight",
         "burn": f"{show_rate(found['burn_usd_per_hour'])}, and {show_rate(found['in_flight_usd_per_hour'])} reserved",
         "spent": _spent(found),
@@ -110,6 +111,13 @@ def _credit(found: Row) -> str:
     lasts = found["runway"]
     left = "" if lasts is None else f", lasts {lasts.total_seconds() / 3600:.0f} h at this burn"
     return f"{show_usd(found['credit_usd'])} at {_time(found, 'credit_seen_at')} UTC{left}"
+
+
+def _demand(seen: Row | None) -> str:
+    if seen is None or seen["pending"] is None:
+        return "unknown: " + ("the watch has not looked yet" if seen is None else "the last look could not read it")
+    done = "" if seen["done_per_hour"] is None else f", {seen['done_per_hour']:.0f} done within an hour"
+    return f"{seen['pending']} pending, {seen['running']} running{done}, at {_time(seen, 'seen_at')} UTC"
 
 
 def _model(row: Row) -> str:

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast, get_args
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
@@ -31,6 +31,9 @@ UsdPerMillionTokens = Annotated[Decimal, Field(ge=0, max_digits=12, decimal_plac
 
 
 OutputTokensName = Literal["max_tokens", "max_completion_tokens"]
+
+CurioTask = Literal["PoRep", "UpdateProve", "PSProve"]
+"""A name that is misspelt would be a queue that is always empty."""
 
 
 class Fallback(BaseModel):
@@ -220,8 +223,27 @@ class Settings(BaseSettings):
 
     # --- demand for proofs ------------------------------------------------------------------------------------------
 
+    demand_curio_url: SecretStr | None = Field(
+        default=None,
+        description=(
+            "Curio's own database, such as postgresql://fleet_agent:password@host:5433/yugabyte with a role that may "
+            "only read. Set this or FLEET_DEMAND_PROMETHEUS_URL, not both."
+        ),
+    )
+    demand_curio_tasks: Annotated[tuple[CurioTask, ...], NoDecode] = Field(
+        default=get_args(CurioTask),
+        min_length=1,
+        description=(
+            "Which of Curio's proofs are work for rented boxes, separated by spaces: PoRep, UpdateProve, PSProve. "
+            "WdPost and WinPost never are: a box can be gone at any moment, and a proof that is missed costs dearly."
+        ),
+    )
     demand_prometheus_url: HttpUrl | None = Field(
-        default=None, description="Address of the Prometheus that knows the proving queue, without /api/v1."
+        default=None,
+        description=(
+            "Address of the Prometheus that knows the proving queue, without /api/v1. Set this or "
+            "FLEET_DEMAND_CURIO_URL, not both."
+        ),
     )
     demand_query_pending: str = Field(default="fleet_demand_pending", description="PromQL: proofs that wait. Required.")
     demand_query_running: str = Field(
@@ -236,6 +258,40 @@ class Settings(BaseSettings):
     )
     demand_query_failed_per_hour: str = Field(
         default="fleet_demand_failed_per_hour", description="PromQL: proofs failed within the last hour."
+    )
+    demand_query_claimed: str | None = Field(
+        default=None,
+        description=(
+            "PromQL: proofs that workers have taken, those included that wait within a worker. Unset, as those that "
+            "follow: not asked for, and not known."
+        ),
+    )
+    demand_query_retrying: str | None = Field(
+        default=None, description="PromQL: of the proofs that wait, those that have failed before."
+    )
+    demand_query_final_failures_per_hour: str | None = Field(
+        default=None, description="PromQL: proofs that were given up within the last hour."
+    )
+    demand_query_dead_workers: str | None = Field(
+        default=None, description="PromQL: workers that would prove and give no sign of life."
+    )
+    demand_query_proof_p95_seconds: str | None = Field(
+        default=None, description="PromQL: seconds within which 19 of 20 proofs are made."
+    )
+    demand_query_market_waiting: str | None = Field(
+        default=None, description="PromQL: proofs for the market that no worker has taken."
+    )
+    demand_query_market_computing: str | None = Field(
+        default=None, description="PromQL: proofs for the market that a worker has taken."
+    )
+    demand_query_market_unsubmitted: str | None = Field(
+        default=None, description="PromQL: proofs for the market that are made and not handed in."
+    )
+    demand_query_market_orphaned: str | None = Field(
+        default=None, description="PromQL: proofs for the market whose task is no more."
+    )
+    demand_query_market_slots: str | None = Field(
+        default=None, description="PromQL: proofs that the market lets you have at once."
     )
 
     # --- telling a person -------------------------------------------------------------------------------------------
@@ -255,10 +311,10 @@ class Settings(BaseSettings):
             raise ValueError("the path holds a control character")
         return Path(os.path.abspath(data_dir.expanduser()))
 
-    @field_validator("notify_urls", mode="before")
+    @field_validator("notify_urls", "demand_curio_tasks", mode="before")
     @classmethod
-    def _split(cls, urls: object) -> object:
-        return tuple(urls.split()) if isinstance(urls, str) else urls
+    def _split(cls, words: object) -> object:
+        return tuple(words.split()) if isinstance(words, str) else words
 
     @field_validator("model_fallbacks", mode="before")
     @classmethod
@@ -330,9 +386,12 @@ def variable(field: str) -> str:
     return PREFIX + field.upper()
 
 
+SOURCES_OF_DEMAND = (variable("demand_curio_url"), variable("demand_prometheus_url"))
+
+
 def simulated(*, vast_url: str, model_url: str) -> dict[str, Any]:
     """What a demo puts in the place of every setting that reaches the real world, for `model_copy(update=…)`."""
-    queries = {name: field.default for name, field in Settings.model_fields.items() if name.startswith("demand_query")}
+    no_demand = {name: field.default for name, field in Settings.model_fields.items() if name.startswith("demand_")}
     return {
         "vast_url": vast_url,
         "vast_api_key": SecretStr("simulated"),
@@ -347,8 +406,8 @@ def simulated(*, vast_url: str, model_url: str) -> dict[str, Any]:
         # Made up, so that a run has a cost to show.
         "model_usd_per_million_tokens_in": Decimal("0.25"),
         "model_usd_per_million_tokens_out": Decimal("1.25"),
+        **no_demand,
         "demand_prometheus_url": f"{vast_url}/demand",
-        **queries,
         "notify_urls": (),
     }
 
@@ -361,12 +420,25 @@ def _served(fallback: Fallback, first: ServedModel) -> ServedModel:
 
 def missing_for_up(settings: Settings) -> list[str]:
     """What `up` cannot do without, one line each: the variable, what it is, how to get it."""
-    needed = ("vast_api_key", "model_url", "model_name", "demand_prometheus_url")
+    needed = ("vast_api_key", "model_url", "model_name")
     return [
-        f"{variable(name)}: {type(settings).model_fields[name].description}"
-        for name in needed
-        if getattr(settings, name) is None
+        *(
+            f"{variable(name)}: {type(settings).model_fields[name].description}"
+            for name in needed
+            if getattr(settings, name) is None
+        ),
+        *([] if _demand_urls(settings) else [f"{' or '.join(SOURCES_OF_DEMAND)}: where the proving queue is read"]),
     ]
+
+
+def demand_must_have_one_source(settings: Settings) -> None:
+    """Raises FixSetup where two are set: they count differently, and nobody could say which of them was meant."""
+    if len(_demand_urls(settings)) > 1:
+        raise FixSetup(f"{' and '.join(SOURCES_OF_DEMAND)} are both set", "unset the one that is not to be asked")
+
+
+def _demand_urls(settings: Settings) -> list[object]:
+    return [url for url in (settings.demand_curio_url, settings.demand_prometheus_url) if url is not None]
 
 
 def _refusal(error: ValidationError) -> FixSetup:

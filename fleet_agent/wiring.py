@@ -13,11 +13,12 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from dataclasses import fields
 from datetime import timedelta
 
 from pydantic import SecretStr
 
-from fleet_agent.clients import model, models, prefect_api, prefect_rest, prometheus, vast
+from fleet_agent.clients import curio, model, models, prefect_api, prefect_rest, prometheus, vast
 from fleet_agent.clients.counting import count_tokens
 from fleet_agent.clients.notify import AppriseNotifier, NobodyToTell
 from fleet_agent.clients.pace import MemoryTurns, Pace, Turns, TurnsInAnyCase
@@ -28,8 +29,8 @@ from fleet_agent.domain.hygiene import MARK_BYTES
 from fleet_agent.domain.tokens import window_needed
 from fleet_agent.errors import DatabaseUnreachable, FixSetup
 from fleet_agent.housekeeping import HousePorts
-from fleet_agent.ports import Clock, Notifier, Ports
-from fleet_agent.settings import ServedModel, Settings, missing_for_up
+from fleet_agent.ports import Clock, DemandSource, Notifier, Ports
+from fleet_agent.settings import ServedModel, Settings, demand_must_have_one_source, missing_for_up
 from fleet_agent.store import migrate, reading
 from fleet_agent.store.bell import PostgresBelfry
 from fleet_agent.store.books import PostgresBooks
@@ -156,19 +157,19 @@ async def open_ports(settings: Settings) -> AsyncGenerator[Ports]:
     if missing:
         names = ", ".join(line.partition(":")[0] for line in missing)
         raise FixSetup(f"settings are missing: {names}", "`fleet-agent doctor` says what each is")
-    assert settings.demand_prometheus_url is not None
     with _store_of_a_run(settings) as database:
         clock = read_clock(database)
         async with (
             _open_vast(settings, database, clock, PostgresTurns(database, _vast_key(settings))) as market,
             open_models(settings, database, clock) as opened_models,
-            prometheus.open_client(settings.demand_prometheus_url) as prometheus_client,
+            _open_demand(settings, clock) as demand,
         ):
+            assert demand is not None
             yield Ports(
                 clock=clock,
                 market=market,
                 model=opened_models,
-                demand=prometheus.PrometheusDemand(prometheus_client, _queries(settings), clock=clock),
+                demand=demand,
                 notifier=_notifier(settings),
                 journal=PostgresJournal(database, clock, settings.fleet),
                 count_tokens=count_tokens,
@@ -291,12 +292,17 @@ def look_every(settings: Settings, speed: float) -> timedelta:
 
 
 @asynccontextmanager
-async def _open_demand(settings: Settings, clock: Clock) -> AsyncGenerator[prometheus.PrometheusDemand | None]:
-    if settings.demand_prometheus_url is None:
+async def _open_demand(settings: Settings, clock: Clock) -> AsyncGenerator[DemandSource | None]:
+    """None where no source is set. Raises FixSetup where two are, or where none can be at the address."""
+    demand_must_have_one_source(settings)
+    if settings.demand_curio_url is not None:
+        url = settings.demand_curio_url.get_secret_value()
+        yield curio.CurioDemand(url, tasks=settings.demand_curio_tasks, clock=clock)
+    elif settings.demand_prometheus_url is not None:
+        async with prometheus.open_client(settings.demand_prometheus_url) as client:
+            yield prometheus.PrometheusDemand(client, _queries(settings), clock=clock)
+    else:
         yield None
-        return
-    async with prometheus.open_client(settings.demand_prometheus_url) as client:
-        yield prometheus.PrometheusDemand(client, _queries(settings), clock=clock)
 
 
 @asynccontextmanager
@@ -340,13 +346,8 @@ def _draw_hook(public_url: str | None) -> BoxHook | None:
 
 
 def _queries(settings: Settings) -> prometheus.DemandQueries:
-    return prometheus.DemandQueries(
-        pending=settings.demand_query_pending,
-        running=settings.demand_query_running,
-        oldest_pending_seconds=settings.demand_query_oldest_pending_seconds,
-        done_per_hour=settings.demand_query_done_per_hour,
-        failed_per_hour=settings.demand_query_failed_per_hour,
-    )
+    names = [field.name for field in fields(prometheus.DemandQueries)]
+    return prometheus.DemandQueries(**{name: getattr(settings, f"demand_query_{name}") for name in names})
 
 
 def _notifier(settings: Settings) -> Notifier:

@@ -13,7 +13,14 @@ import pytest
 from pydantic import SecretStr
 
 from fleet_agent.errors import FixSetup
-from fleet_agent.settings import Fallback, Settings, missing_for_up, simulated, variable
+from fleet_agent.settings import (
+    Fallback,
+    Settings,
+    demand_must_have_one_source,
+    missing_for_up,
+    simulated,
+    variable,
+)
 
 EXAMPLE = Path(__file__).parents[1] / ".env.example"
 SECRET = "made-up-secret"
@@ -80,6 +87,10 @@ def test_a_file_that_is_not_there_is_no_error(tmp_path: Path) -> None:
         ("FLEET_MODEL_FALLBACKS", "[1]"),
         ("FLEET_MODEL_FALLBACKS", '[{"name": "second", "key": "x"}]'),
         ("FLEET_MODEL_FALLBACKS", '[{"url": "http://other.example/v1"}]'),
+        ("FLEET_DEMAND_CURIO_TASKS", "PoRep PSprove"),
+        ("FLEET_DEMAND_CURIO_TASKS", "PoRep WdPost"),
+        ("FLEET_DEMAND_CURIO_TASKS", "WinPost"),
+        ("FLEET_DEMAND_CURIO_TASKS", " "),
     ],
 )
 def test_a_bad_value_is_one_line_that_names_the_variable(
@@ -147,6 +158,8 @@ def all_set() -> Settings:
                 window_tokens=131072,
             ),
         ),
+        demand_curio_url=SecretStr(f"postgresql://me:{SECRET}-9@db:5433/yugabyte"),
+        demand_curio_tasks=("PSProve", "PoRep"),
         demand_prometheus_url="http://prometheus.example",
         watch_every=30,
         demand_query_pending="a",
@@ -154,6 +167,16 @@ def all_set() -> Settings:
         demand_query_oldest_pending_seconds="c",
         demand_query_done_per_hour="d",
         demand_query_failed_per_hour="e",
+        demand_query_claimed="f",
+        demand_query_retrying="g",
+        demand_query_final_failures_per_hour="h",
+        demand_query_dead_workers="i",
+        demand_query_proof_p95_seconds="j",
+        demand_query_market_waiting="k",
+        demand_query_market_computing="l",
+        demand_query_market_unsubmitted="m",
+        demand_query_market_orphaned="n",
+        demand_query_market_slots="o",
         notify_urls=(SecretStr(f"ntfy://{SECRET}-6"), SecretStr(f"ntfy://{SECRET}-7")),
     )
 
@@ -232,9 +255,27 @@ def test_what_is_missing_for_up_is_said_with_what_it_is_and_how_to_get_it() -> N
         "FLEET_VAST_API_KEY",
         "FLEET_MODEL_URL",
         "FLEET_MODEL_NAME",
-        "FLEET_DEMAND_PROMETHEUS_URL",
+        "FLEET_DEMAND_CURIO_URL or FLEET_DEMAND_PROMETHEUS_URL",
     ]
     assert missing_for_up(all_set()) == []
+
+
+@pytest.mark.parametrize("unset", ["demand_curio_url", "demand_prometheus_url"])
+def test_demand_has_one_source_and_either_will_do(unset: str) -> None:
+    """Control: with both, nobody could say which one was meant."""
+    both = all_set()
+    one = both.model_copy(update={unset: None})
+
+    demand_must_have_one_source(one)
+    assert missing_for_up(one) == []
+    with pytest.raises(FixSetup, match="FLEET_DEMAND_CURIO_URL and FLEET_DEMAND_PROMETHEUS_URL are both set → unset"):
+        demand_must_have_one_source(both)
+
+
+def test_the_tasks_of_curio_are_named_with_spaces_between(clean_environment: pytest.MonkeyPatch) -> None:
+    clean_environment.setenv("FLEET_DEMAND_CURIO_TASKS", " PSProve  PoRep ")
+
+    assert Settings.load().demand_curio_tasks == ("PSProve", "PoRep")
 
 
 def test_another_fleet_is_the_same_but_for_its_name() -> None:

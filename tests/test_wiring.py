@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from pydantic import SecretStr, ValidationError
 from sqlalchemy.engine import Dialect
 
+from fleet_agent.clients.curio import CurioDemand
+from fleet_agent.clients.prometheus import PrometheusDemand
+from fleet_agent.doctor import Patient, examine_settings
 from fleet_agent.domain.run import Run, RunRequest
 from fleet_agent.domain.triggers import Trigger
 from fleet_agent.errors import DatabaseUnreachable, DatabaseUnusable, FixSetup
@@ -140,3 +144,46 @@ async def test_a_watch_without_the_key_of_the_provider_does_not_begin(database_u
             pass
     async with open_watch(settings_of(database_url), "http://127.0.0.1:9/api", None, tell=print) as ports:
         assert ports.demand is not None
+
+
+# --- where the demand is read -----------------------------------------------------------------------------------------
+
+CURIO = "postgresql://reader@127.0.0.1:9/yugabyte"
+
+
+@pytest.mark.parametrize(
+    ("urls", "kind"),
+    [
+        ({"demand_curio_url": CURIO, "demand_prometheus_url": None}, CurioDemand),
+        ({"demand_prometheus_url": "http://127.0.0.1:9"}, PrometheusDemand),
+    ],
+)
+async def test_runs_and_watch_read_the_demand_where_the_settings_say(
+    database_url: str, urls: dict[str, Any], kind: type
+) -> None:
+    settings = settings_of(database_url, **urls)
+    async with open_ports(settings) as ports:
+        assert isinstance(ports.demand, kind)
+    async with open_watch(settings, "http://127.0.0.1:9/api", None, tell=print) as watch:
+        assert isinstance(watch.demand, kind)
+
+
+async def test_two_sources_of_demand_are_refused_and_the_doctor_says_so(database_url: str) -> None:
+    settings = settings_of(database_url, demand_curio_url=CURIO)
+    with pytest.raises(FixSetup, match="are both set → unset"):
+        async with open_ports(settings):
+            pass
+
+    nowhere = FixSetup("nothing runs")
+    patient = Patient(settings, (), nowhere, nowhere, open_ports=lambda: open_ports(settings))
+    ill = [finding.sentence async for finding in examine_settings(patient) if not finding.well]
+    assert [sentence.partition(" are ")[0] for sentence in ill] == [
+        "settings: FLEET_DEMAND_CURIO_URL and FLEET_DEMAND_PROMETHEUS_URL"
+    ]
+
+
+async def test_an_address_that_no_curio_can_have_is_told_at_the_start(database_url: str) -> None:
+    settings = settings_of(database_url, demand_prometheus_url=None, demand_curio_url="postgresql://reader@db:99999/x")
+    with pytest.raises(FixSetup, match="FLEET_DEMAND_CURIO_URL has a port that is none"):
+        async with open_ports(settings):
+            pass

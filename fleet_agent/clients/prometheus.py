@@ -1,4 +1,4 @@
-"""Demand from Prometheus: five figures, each one instant query that yields one series.
+"""Demand from Prometheus: each figure is one instant query that yields one series.
 
 What cannot be read is not zero: a query that fails, yields nothing or is ambiguous is an error that names the query.
 Only a figure that nobody exports may be absent, and only where decisions can do without it.
@@ -21,13 +21,13 @@ from pydantic import BaseModel, Field, ValidationError
 from fleet_agent.clients.address import usable_address
 from fleet_agent.clients.secrecy import quoted
 from fleet_agent.clients.tls import trusted
-from fleet_agent.domain.demand import Demand
+from fleet_agent.domain.demand import Demand, Market
 from fleet_agent.errors import TryLater
 from fleet_agent.ports import Clock
 
 OLDEST_SAMPLE = timedelta(minutes=5)
 DEADLINE = timedelta(seconds=20)
-"""Real time for all five queries together."""
+"""Real time for all queries together."""
 
 TOO_MUCH = 1e12
 """No queue holds so many proofs and none has waited so many seconds; what says so counts in another unit."""
@@ -37,13 +37,23 @@ SETTING = "FLEET_DEMAND_PROMETHEUS_URL"
 
 @dataclass(frozen=True)
 class DemandQueries:
-    """PromQL of each figure. The first two are required."""
+    """PromQL of each figure. The first two are required; what is None is not asked for."""
 
     pending: str = "fleet_demand_pending"
     running: str = "fleet_demand_running"
     oldest_pending_seconds: str = "fleet_demand_oldest_pending_seconds"
     done_per_hour: str = "fleet_demand_done_per_hour"
     failed_per_hour: str = "fleet_demand_failed_per_hour"
+    claimed: str | None = None
+    retrying: str | None = None
+    final_failures_per_hour: str | None = None
+    dead_workers: str | None = None
+    proof_p95_seconds: str | None = None
+    market_waiting: str | None = None
+    market_computing: str | None = None
+    market_unsubmitted: str | None = None
+    market_orphaned: str | None = None
+    market_slots: str | None = None
 
 
 def open_client(base_url: str) -> httpx.AsyncClient:
@@ -75,16 +85,32 @@ class PrometheusDemand:
             raise TryLater(cause, "see whether it is busy") from error
 
     async def _read(self) -> Demand:
-        seen_at = self._clock.now()
-        oldest = await self._figure(self._queries.oldest_pending_seconds)
+        seen_at, queries = self._clock.now(), self._queries
         return Demand(
-            pending=round(await self._required(self._queries.pending)),
-            running=round(await self._required(self._queries.running)),
-            oldest_pending=None if oldest is None else timedelta(seconds=oldest),
-            done_per_hour=await self._figure(self._queries.done_per_hour),
-            failed_per_hour=await self._figure(self._queries.failed_per_hour),
+            pending=round(await self._required(queries.pending)),
+            running=round(await self._required(queries.running)),
+            oldest_pending=await self._duration(queries.oldest_pending_seconds),
+            done_per_hour=await self._figure(queries.done_per_hour),
+            failed_per_hour=await self._figure(queries.failed_per_hour),
+            claimed=await self._count(queries.claimed),
+            retrying=await self._count(queries.retrying),
+            final_failures_per_hour=await self._figure(queries.final_failures_per_hour),
+            dead_workers=await self._count(queries.dead_workers),
+            proof_p95=await self._duration(queries.proof_p95_seconds),
+            market=await self._market(),
             seen_at=seen_at,
         )
+
+    async def _market(self) -> Market | None:
+        queries = self._queries
+        market = Market(
+            waiting=await self._count(queries.market_waiting),
+            computing=await self._count(queries.market_computing),
+            unsubmitted=await self._count(queries.market_unsubmitted),
+            orphaned=await self._count(queries.market_orphaned),
+            slots=await self._count(queries.market_slots),
+        )
+        return None if market == Market() else market
 
     async def _required(self, query: str) -> float:
         figure = await self._figure(query)
@@ -92,8 +118,18 @@ class PrometheusDemand:
             raise TryLater(f"Prometheus has no series for `{query}`", "see whether the exporter runs and is scraped")
         return figure
 
-    async def _figure(self, query: str) -> float | None:
-        """The value of `query`, None where there is no such series."""
+    async def _count(self, query: str | None) -> int | None:
+        figure = await self._figure(query)
+        return None if figure is None else round(figure)
+
+    async def _duration(self, query: str | None) -> timedelta | None:
+        seconds = await self._figure(query)
+        return None if seconds is None else timedelta(seconds=seconds)
+
+    async def _figure(self, query: str | None) -> float | None:
+        """The value of `query`, None where there is no such series, or no query."""
+        if query is None:
+            return None
         try:
             response = await self._client.get("/api/v1/query", params={"query": query})
         except httpx.RequestError as error:

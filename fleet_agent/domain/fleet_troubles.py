@@ -22,7 +22,7 @@ LIST: Final = "list"
 BUDGET: Final = "budget"
 
 MOST_UNREAD: Final = 5
-"""Looks in a row without a list, after which a person is told."""
+"""Looks in a row without a list, or without the demand, after which a person is told."""
 
 MOST_NAMED: Final = 5
 """Boxes of others that are named; there may be hundreds."""
@@ -156,6 +156,24 @@ def _depth(left: timedelta | None, least: timedelta, before: int) -> int:
 
 
 # --- what it is there for ---------------------------------------------------------------------------------------------
+
+
+def demand_cannot_be_read(sight: Sight, _: Collection[str]) -> State:
+    """Told after as many looks as for the list, and again when as many could read it: a source that comes and goes is
+    one trouble. While it lasts the band counts looks up, and down again."""
+    path, demand = "demand unread", sight.situation.demand
+    count, _, told = sight.band(path).partition(" ")
+    unread = min(max(int(count or 0) + (-1 if isinstance(demand, Known) else 1), 0), MOST_UNREAD)
+    if told and not unread:
+        text = "the demand can be read again: the fleet follows it as before"
+        return State(path, "", Finding(code="demand read", text=text, notice=True), is_news=True)
+    if not isinstance(demand, Known) and (told or unread == MOST_UNREAD):
+        text = (
+            f"the demand cannot be read ({demand.reason}): until it can, the fleet becomes neither larger nor smaller "
+            "by itself; what is wrong with a box, or costs too much, still goes"
+        )
+        return State(path, f"{unread} told", Finding(code=path, text=text, notice=True), is_news=not told)
+    return State(path, f"{unread} {told}".strip() if unread else "")
 
 
 def there_is_more_work(sight: Sight, _: Collection[str]) -> State:

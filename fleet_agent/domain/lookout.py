@@ -40,6 +40,7 @@ from fleet_agent.domain.box_troubles import (
 from fleet_agent.domain.fleet import Instance, Stage
 from fleet_agent.domain.fleet_troubles import (
     credit_is_short,
+    demand_cannot_be_read,
     is_over_budget,
     list_cannot_be_read,
     list_cannot_be_true,
@@ -74,6 +75,7 @@ OF_THE_FLEET: Final[tuple[Callable[[Sight, Collection[str]], State], ...]] = (
     list_cannot_be_read,
     is_over_budget,
     credit_is_short,
+    demand_cannot_be_read,
     there_is_more_work,
     more_proofs_fail,
     others_are_there,

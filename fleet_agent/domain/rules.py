@@ -590,7 +590,7 @@ def is_idle(box: Box, demand: Known[Demand] | Unknown, now: datetime) -> bool:
     """Whether it certainly has no proof at hand: by its own fresh word, or because no proof is under way anywhere."""
     if box.tasks is not None and box.reported_at is not None and now - box.reported_at <= FRESH:
         return box.tasks == 0
-    return isinstance(demand, Known) and demand.value.running == 0 and now - demand.seen_at <= FRESH
+    return isinstance(demand, Known) and demand.value.at_hand == 0 and now - demand.seen_at <= FRESH
 
 
 def _within_run_cap(action: Effect, done: int, cap: int) -> Objection | None:

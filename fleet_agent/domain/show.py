@@ -6,10 +6,11 @@ part, so that a person reads it as easily as the model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 
+from fleet_agent.domain.demand import not_known
 from fleet_agent.domain.fleet import Box, Offer
 from fleet_agent.domain.hygiene import clean
 from fleet_agent.domain.observation import Known, Observation, Unknown
@@ -27,7 +28,7 @@ def observation_block(observation: Observation, now: datetime) -> str:
     lines = [
         OPENS_A_LOOK,
         f"time: {utc(now)}",
-        _demand(observation, now),
+        *_demand(observation, now),
         _account(observation, now),
         *boxes_table(observation, now),
         CLOSES_A_LOOK,
@@ -115,17 +116,34 @@ def one_line(text: str) -> str:
     return " ".join(printable(clean(text)).split())
 
 
-def _demand(observation: Observation, now: datetime) -> str:
+def _demand(observation: Observation, now: datetime) -> list[str]:
     match observation.demand:
         case Unknown(reason=reason):
-            return f"demand: unknown ({_because(reason)})"
+            return [f"demand: unknown ({_because(reason)})"]
         case Known(value=demand, seen_at=seen_at):
-            oldest = _figure(None if demand.oldest_pending is None else demand.oldest_pending.total_seconds())
-            return (
-                f"demand: pending={demand.pending} running={demand.running} oldest_pending_s={oldest} "
-                f"done_per_hour={_figure(demand.done_per_hour)} failed_per_hour={_figure(demand.failed_per_hour)} "
-                f"age_s={_seconds(now - seen_at)}"
+            more = {
+                "claimed": demand.claimed,
+                "retrying": demand.retrying,
+                "final_failures_per_hour": demand.final_failures_per_hour,
+                "dead_workers": demand.dead_workers,
+                "proof_p95_s": _in_seconds(demand.proof_p95),
+            }
+            line = (
+                f"demand: pending={demand.pending} running={demand.running} "
+                f"oldest_pending_s={_figure(_in_seconds(demand.oldest_pending))} "
+                f"done_per_hour={_figure(demand.done_per_hour)} failed_per_hour={_figure(demand.failed_per_hour)}"
             )
+            market = _known_ones("market:", {} if demand.market is None else demand.market.model_dump())
+            return [
+                f"{_known_ones(line, more)} age_s={_seconds(now - seen_at)}",
+                *([] if demand.market is None else [market]),
+                *(f"not known of demand: {_because(figures)}" for figures in not_known(demand)),
+            ]
+
+
+def _known_ones(line: str, figures: Mapping[str, float | None]) -> str:
+    """Figures that not every source has: each that is not known would only take up room."""
+    return " ".join([line, *(f"{name}={_figure(value)}" for name, value in figures.items() if value is not None)])
 
 
 def _account(observation: Observation, now: datetime) -> str:
@@ -148,6 +166,10 @@ def _box(box: Box, status: dict[int, str], now: datetime) -> str:
     return (
         f"{number}|{box.stage.value}|{gpu(box.num_gpus, box.gpu_name)}|{rate(box.usd_per_hour)}|{age:.0f}|{_cell(seen)}"
     )
+
+
+def _in_seconds(duration: timedelta | None) -> float | None:
+    return None if duration is None else duration.total_seconds()
 
 
 def _figure(value: float | None) -> str:

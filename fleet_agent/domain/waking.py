@@ -223,7 +223,7 @@ def _fit(look: Look, last: str) -> str:
     demand = look.observation.demand
     if not isinstance(demand, Known) or not isinstance(look.observation.inventory, Known):
         return last or _UNKNOWN  # that it became unknown is a change of another field
-    work = demand.value.pending + demand.value.running
+    work = demand.value.work
     staying = [box for box in look.observation.live_boxes() if box.stage not in _LEAVING]
     in_flight = look.observation.in_flight_count
     if work and not staying and not in_flight:
@@ -259,7 +259,14 @@ FIELDS: Final[tuple[Field, ...]] = (
         "failures per hour",
     ),
     Field("demand.value.running", None, "work that is being done; that it ends shows in what waits and in the boxes"),
+    Field("demand.value.claimed", None, "as for what is running"),
+    Field("demand.value.retrying", None, "part of what waits; that proofs fail is another field"),
     Field("demand.value.done_per_hour", None, "moves all the time while boxes prove"),
+    Field("demand.value.final_failures_per_hour", None, "each was a failed attempt before"),
+    Field("demand.value.dead_workers", None, "of ours, the boxes tell; what they held waits again"),
+    Field("demand.value.proof_p95", None, "moves all the time while boxes prove"),
+    Field("demand.value.market.*", None, "what is proved of it waits or runs, and is counted there"),
+    Field("demand.value.unread", None, "that a figure is missing changes nothing that could be done"),
     Field("demand.value.seen_at", None, "changes with every look"),
     Field("demand.seen_at", None, "changes with every look"),
     Field("demand.reason", None, "words of an error"),

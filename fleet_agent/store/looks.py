@@ -22,10 +22,9 @@ from fleet_agent.domain.observation import Known, Observation
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Actor, Decision, Mode, Removal, Ruling, judge
 from fleet_agent.domain.sight import Finding, Sight, Watched
-from fleet_agent.domain.timeline import CLOCKS_AGREE_WITHIN
 from fleet_agent.domain.watch import Looked, Seen
 from fleet_agent.errors import PolicyInvalid
-from fleet_agent.store import actions, hosts, inbox, ledger, notices, session, sightings, tables
+from fleet_agent.store import actions, hosts, inbox, ledger, notices, samples, session, sightings, tables
 from fleet_agent.store.inbox import Post
 from fleet_agent.store.installation import installation
 from fleet_agent.store.situation import Asker, situation_of
@@ -55,7 +54,7 @@ def record_look(tx: Session, fleet: str, seen: Seen, *, now: datetime) -> Looked
     _tell_of_questions(tx, fleet, now)
     observation = _observation(tx, fleet, seen)
     looked = Looked(fleet=fleet, installation=installation(tx).name, observation=observation)
-    last = _last_sample(tx, fleet, now)
+    last = samples.newest(tx, fleet, now=now)
     try:
         sight = _sight(tx, fleet, seen, observation, last, now)
     except PolicyInvalid as error:  # it keeps no box from being seen and counted
@@ -115,16 +114,6 @@ def _sight(tx: Session, fleet: str, seen: Seen, observation: Observation, last: 
         last=last and last.bands,
         run=session.state(tx, fleet).last_bands,
     )
-
-
-def _last_sample(tx: Session, fleet: str, now: datetime) -> Sample | None:
-    """One of a time to come is from before the clock was set back."""
-    return tx.scalars(
-        select(Sample)
-        .where(Sample.fleet == fleet, Sample.at <= now + CLOCKS_AGREE_WITHIN)
-        .order_by(col(Sample.at).desc())
-        .limit(1)
-    ).first()
 
 
 def _watched(tx: Session, fleet: str, observation: Observation) -> tuple[Watched, ...]:

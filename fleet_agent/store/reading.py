@@ -16,7 +16,18 @@ from fleet_agent.domain.money import UsdPerHour, runway, total
 from fleet_agent.domain.rules import Mode
 from fleet_agent.domain.run import Standing
 from fleet_agent.errors import PolicyInvalid
-from fleet_agent.store import claims, conversation, ledger, model_servers, notices, session, spending, spent, tables
+from fleet_agent.store import (
+    claims,
+    conversation,
+    ledger,
+    model_servers,
+    notices,
+    samples,
+    session,
+    spending,
+    spent,
+    tables,
+)
 from fleet_agent.store.actions import open_approvals
 from fleet_agent.store.database import real_now
 from fleet_agent.store.hosts import bans, benchmarks, in_force
@@ -168,11 +179,13 @@ def status(tx: Session, fleet: str, *, now: datetime) -> dict[str, Any]:
     newest = runs(tx, fleet, last=1)
     burn = total([UsdPerHour(box.usd_per_hour) for box in known])
     credit = spent.credit(tx, fleet, now=now)
+    sample = samples.newest(tx, fleet, now=now)
     of_day = spending.of_the_day(tx, fleet, now=now)
     untold_notices, newest_notice = notices.summary(tx, fleet)
     return {
         "installation": installation(tx).name,
         **_row(state),
+        "demand": sample and _demand(sample),
         "boxes": len(known),
         "burn_usd_per_hour": burn,
         "in_flight": count,
@@ -200,6 +213,12 @@ def status(tx: Session, fleet: str, *, now: datetime) -> dict[str, Any]:
         "next_wake_at": coming[0].wake_at if coming else None,
         "last_run": newest[0] if newest else None,
     }
+
+
+def _demand(sample: tables.Sample) -> dict[str, Any]:
+    """As the newest look of the watch saw it: None where it could not be read."""
+    known = {name: getattr(sample, name) for name in ("pending", "running", "done_per_hour")}
+    return {**known, "seen_at": sample.at}
 
 
 def _max_usd_per_day(tx: Session, fleet: str) -> Decimal | None:

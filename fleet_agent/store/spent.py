@@ -21,7 +21,8 @@ from fleet_agent.domain.actions import RentBox
 from fleet_agent.domain.money import Usd
 from fleet_agent.domain.spent import Meter, read
 from fleet_agent.domain.timeline import CLOCKS_AGREE_WITHIN
-from fleet_agent.store.tables import Action, Box, BoxHour, Sample
+from fleet_agent.store import samples
+from fleet_agent.store.tables import Action, Box, BoxHour
 
 MOST_USD: Final = Decimal("999999.999999")
 """What a column holds. No box comes near it but one whose price is a lie, and a lie must not end the look."""
@@ -131,10 +132,5 @@ class Credit(NamedTuple):
 
 def credit(tx: Session, fleet: str, *, now: datetime) -> Credit | None:
     """As the newest sample of the watch has it; None where there is none."""
-    newest = tx.scalars(
-        select(Sample)
-        .where(Sample.fleet == fleet, Sample.at <= now + CLOCKS_AGREE_WITHIN)
-        .order_by(col(Sample.at).desc())
-        .limit(1)
-    ).first()
+    newest = samples.newest(tx, fleet, now=now)
     return newest and Credit(None if newest.credit_usd is None else Usd(newest.credit_usd), newest.at)

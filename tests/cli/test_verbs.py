@@ -24,8 +24,8 @@ def test_status_says_what_boxes_cost_what_they_may_and_how_long_the_credit_lasts
     before = fleet_agent("status").out
     with psycopg.connect(plain(database_url), autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO sample (fleet, at, credit_usd, in_flight, burn_usd_per_hour, bands)"
-            " VALUES ('main', '2026-03-17 12:30Z', 8.2, 0, 0, '{}')"
+            "INSERT INTO sample (fleet, at, credit_usd, in_flight, burn_usd_per_hour, bands, pending, running)"
+            " VALUES ('main', '2026-03-17 12:30Z', 8.2, 0, 0, '{}', 12, 3)"
         )
     after = fleet_agent("status").out
     found = json.loads(fleet_agent("status", "--json").out)
@@ -34,8 +34,11 @@ def test_status_says_what_boxes_cost_what_they_may_and_how_long_the_credit_lasts
     assert "spent      $0.00 of $12.00 in 24 h, $0.00 of it this hour\n" in before
     assert "credit     unknown" in before
     assert "credit     $8.20 at 03-17 12:30:00 UTC\n" in after
+    assert "demand     unknown: the watch has not looked yet\n" in before
+    assert "demand     12 pending, 3 running, at 03-17 12:30:00 UTC\n" in after
     assert (found["max_usd_per_day"], found["box_usd_of_day"], found["credit_usd"]) == (12, 0, 8.2)
     assert found["runway"] is None  # nothing burns
+    assert (found["demand"]["pending"], found["demand"]["running"], found["demand"]["done_per_hour"]) == (12, 3, None)
 
 
 def test_the_objective_is_set_and_read_back(fleet_agent: Run) -> None:

@@ -1,10 +1,11 @@
-"""Demand from Prometheus: five figures, and never a zero that nobody measured."""
+"""Demand from Prometheus: figures that were asked for, and never a zero that nobody measured."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from fleet_agent.clients.prometheus import DemandQueries, PrometheusDemand
 from fleet_agent.domain.demand import Demand
+from fleet_agent.domain.demand import Market as ProofMarket
 from fleet_agent.errors import TryLater
 from fleet_agent.sim.demand import DemandScript, ProofQueue, create_app
 from fleet_agent.sim.market import Market
@@ -27,9 +29,11 @@ ALL = {
 }
 
 
-def demand_over(transport: httpx.AsyncBaseTransport, **options: Any) -> PrometheusDemand:
+def demand_over(
+    transport: httpx.AsyncBaseTransport, queries: DemandQueries | None = None, **options: Any
+) -> PrometheusDemand:
     client = httpx.AsyncClient(base_url="http://prometheus.test/demand", transport=transport)
-    return PrometheusDemand(client, DemandQueries(), clock=PassingTime(), **options)
+    return PrometheusDemand(client, queries or DemandQueries(), clock=PassingTime(), **options)
 
 
 def vector(*values: object, at: float = NOON.timestamp()) -> dict[str, Any]:
@@ -59,6 +63,37 @@ async def test_five_queries_make_one_reading():
         failed_per_hour=0.0,
         seen_at=NOON,
     )
+
+
+MORE = {
+    "fleet_demand_claimed": "5",
+    "fleet_demand_retrying": "1",
+    "fleet_demand_final_failures_per_hour": "0.5",
+    "fleet_demand_dead_workers": "2",
+    "fleet_demand_proof_p95_seconds": "96",
+    "fleet_demand_market_waiting": "4",
+    "fleet_demand_market_slots": "12",
+}
+
+
+async def test_further_queries_are_asked_where_they_are_set():
+    """Control: the same Prometheus, asked by default, tells only what is above."""
+    queries = replace(DemandQueries(), **{name.removeprefix("fleet_demand_"): name for name in MORE})
+
+    asked = await demand_over(exporting(ALL | MORE), queries).demand()
+    default = await demand_over(exporting(ALL | MORE)).demand()
+
+    assert asked == default.model_copy(
+        update={
+            "claimed": 5,
+            "retrying": 1,
+            "final_failures_per_hour": 0.5,
+            "dead_workers": 2,
+            "proof_p95": timedelta(seconds=96),
+            "market": ProofMarket(waiting=4, slots=12),
+        }
+    )
+    assert (default.claimed, default.market, default.unread) == (None, None, {})
 
 
 async def test_the_figures_of_the_simulated_proving_stack_are_read():

@@ -24,7 +24,7 @@ from fleet_agent.domain.context import (
     room_for_a_run,
     turn_block,
 )
-from fleet_agent.domain.demand import Demand
+from fleet_agent.domain.demand import Demand, Market
 from fleet_agent.domain.fleet import Inventory
 from fleet_agent.domain.happenings import HUMAN_TOKENS
 from fleet_agent.domain.observation import Account, Known, Observation, Unknown
@@ -438,6 +438,30 @@ def test_what_is_unknown_is_never_shown_as_a_number() -> None:
     assert "demand: unknown" in block
     assert "pending=" not in block
     assert "id|stage" not in block
+
+
+def test_figures_that_only_some_sources_have_are_shown_where_they_are_known_and_why_where_they_should_be() -> None:
+    """Control: without them the line is as it is above."""
+    plain = observation().demand
+    assert isinstance(plain, Known)
+    more = {
+        "claimed": 4, "retrying": 1, "final_failures_per_hour": 2.0, "proof_p95": timedelta(seconds=96),
+        "market": Market(waiting=4, computing=2, orphaned=0),
+        "unread": {"done_per_hour": "no table", "dead_workers": "too\nslow", "failed_per_hour": "no table"},
+    }  # fmt: skip
+    seen = observation(demand=Known(value=plain.value.model_copy(update=more), seen_at=NOW))
+
+    lines = turn_block(RUN, standing(), Claimed(), seen, (), NOW, count_tokens, mark=MARK).splitlines()
+
+    assert [line for line in lines if "demand" in line or "market" in line] == snapshot(
+        [
+            "demand: pending=12 running=3 oldest_pending_s=240 done_per_hour=20 failed_per_hour=? claimed=4 "
+            "retrying=1 final_failures_per_hour=2 proof_p95_s=96 age_s=0",
+            "market: waiting=4 computing=2 orphaned=0",
+            "not known of demand: done_per_hour, failed_per_hour: no table",
+            "not known of demand: dead_workers: too slow",
+        ]
+    )
 
 
 def test_open_approvals_stand_in_every_prompt_without_the_words_of_who_asked() -> None:

@@ -475,6 +475,45 @@ def test_a_list_that_cannot_be_read_five_times_in_a_row_is_told_to_a_person_once
     assert told == [5]
 
 
+def told_of_demand(looks: str) -> str:
+    """What a person is told in a row of looks, of which `.` could read the demand and `x` could not: `U` that it cannot
+    be read, `K` that it can again."""
+    last: dict[str, str] = {}
+    told = ""
+    for look in looks:
+        demand = work(running=1) if look == "." else Unknown(reason="no answer")
+        found = find(sight(watched(), demand=demand, last=last))
+        last = dict(found.bands)
+        told += "".join({"demand unread": "U", "demand read": "K"}[finding.code] for finding in found.news) or "-"
+    return told
+
+
+@pytest.mark.parametrize(
+    ("looks", "told"),
+    [
+        ("......", "------"),
+        ("xxxx..", "------"),
+        ("xxxxxxxxxxxx", "----U-------"),
+        ("xxxxxxx.....", "----U------K"),
+        ("xxxxx.x.x.xx.x.x", "----U-----------"),  # it comes and goes: one trouble
+        ("xxxxx.....xxxxx", "----U----K----U"),
+        ("xx.xx.xx.xx.xx", "----------U---"),
+    ],
+)
+def test_a_demand_that_cannot_be_read_for_long_is_told_to_a_person_once_and_so_is_its_end(
+    looks: str, told: str
+) -> None:
+    assert told_of_demand(looks) == told
+
+
+def test_control_who_tells_at_each_look_tells_every_minute() -> None:
+    found = [
+        find(sight(watched(), demand=Unknown(reason="no answer"), last={"demand unread": "5 told"})) for _ in range(60)
+    ]
+    assert sum("demand unread" in codes(each) for each in found) == 60
+    assert sum(len(each.news) for each in found) == 0
+
+
 def test_boxes_of_others_are_told_of_once_for_all() -> None:
     stranger = instance(id=7, label="somebody else's")
     last: dict[str, str] = {}

@@ -66,10 +66,11 @@ def listed(*instances: Instance) -> Known[Inventory]:
     return Known(value=Inventory(instances=instances, seen_at=NOW), seen_at=NOW)
 
 
-def work(*, running: int, seen_at: datetime = NOW) -> Known[Demand]:
+def work(*, running: int, seen_at: datetime = NOW, **more: Any) -> Known[Demand]:
     demand = Demand(
-        pending=0, running=running, oldest_pending=None, done_per_hour=None, failed_per_hour=None, seen_at=seen_at
-    )
+        pending=0, running=running, oldest_pending=None, done_per_hour=None, failed_per_hour=None, seen_at=seen_at,
+        **more,
+    )  # fmt: skip
     return Known(value=demand, seen_at=seen_at)
 
 
@@ -216,6 +217,7 @@ REMOVING = (
 
 BUSY = (
     {"demand": work(running=1)},
+    {"demand": work(running=0, claimed=1)},  # its worker is silent, and may be at it all the same
     {"demand": work(running=1), "boxes": (box(stage=Stage.DRAINING),)},
     {"boxes": (box(tasks=1, reported_at=NOW),)},  # whatever the demand says
     {"demand": work(running=1), "boxes": (box(tasks=0, reported_at=NOW - FRESH - SECOND),)},

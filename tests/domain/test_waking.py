@@ -193,6 +193,13 @@ def test_whether_the_boxes_fit_the_work_is_said_by_kind() -> None:
     assert fit(observation(demand=Unknown(reason="x"), boxes=()), "work and no box") == "work and no box"
 
 
+def test_what_a_dead_worker_holds_is_work_that_is_still_to_be_done() -> None:
+    held = {"demand": demand(pending=0, running=0, claimed=2), "in_flight_count": 0}
+
+    assert fit(observation(**held)) == "as it should be"
+    assert fit(observation(**held, boxes=())) == "work and no box"
+
+
 def test_what_is_open_wakes_when_it_comes_and_when_it_goes_and_not_while_it_stays() -> None:
     rent = Unsettled(key="r1-s1-c0", tool="rent_box", label="", vast_id=None, sent_for=timedelta(minutes=1))
     asked = Approval(key="r2-s1-c0", tool="destroy_box", arguments={}, sentence="too dear", asked_at=NOW)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from fleet_agent.domain.actions import DestroyBox, DrainBox
+from fleet_agent.domain.actions import DestroyBox, DrainBox, RentBox
 from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.triggers import Kind
 from fleet_agent.errors import TryLater
@@ -482,6 +483,32 @@ async def test_a_dead_model_and_a_dead_demand_keep_no_box_from_being_given_up(fl
 
     assert not fleet.lives(dud)
     assert fleet.rows("sample")[-1]["pending"] is None
+
+
+async def test_an_hour_without_demand_is_one_notice_scales_nothing_and_lets_safety_go_on(fleet: Rented) -> None:
+    """Control: what is refused meanwhile is allowed before and after."""
+    idle, dud = await fleet.rents_and_runs(2)
+    offers = await fleet.offers()
+    scaling = [RentBox(offer_id=offers[0].id, reason="work waits"), DrainBox(id=idle.id, reason="no work")]
+    source, fleet.fleet.ports = fleet.watch.demand, replace(fleet.fleet.ports, demand=Silent())
+    fleet.watch.demand = Silent()
+
+    await fleet.keeps_looking(30 * MINUTE)
+    refused = [ruled.ruling.code for ruled in await fleet.asks(scaling, offers)]
+    fleet.faults.arm("container_exits", times=1, machine_id=dud.machine.machine_id)
+    await fleet.keeps_looking(30 * MINUTE)
+
+    assert refused == ["demand_unknown", "demand_unknown"]
+    assert [notice.partition(":")[0] for notice in fleet.notices()] == [
+        "the demand cannot be read (the proving stack does not answer)"
+    ]
+    assert (fleet.lives(idle), fleet.lives(dud)) == (True, False)
+
+    assert source is not None
+    fleet.watch.demand, fleet.fleet.ports = source, replace(fleet.fleet.ports, demand=source)
+    await fleet.keeps_looking(10 * MINUTE)
+    assert [notice.partition(":")[0] for notice in fleet.notices()][1:] == ["the demand can be read again"]
+    assert [ruled.ruling.code for ruled in await fleet.asks(scaling[1:])] == ["allowed"]
 
 
 async def test_a_fleet_whose_policy_cannot_be_read_is_seen_and_holds_up_no_other(fleet: Rented) -> None:
