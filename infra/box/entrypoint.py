@@ -231,7 +231,7 @@ class Box:
         except GaveUp as end:
             self._log.say(f"gives up: {end.reason}")
             self._stop()
-            words = {**self._words(), "gave_up": self._log.one_line(end.reason)[:LONGEST_REASON]}
+            words = {**self._words(), "gave_up": self._log.one_line(end.reason)}
             self._hook.insist(words, is_over=lambda: self._commands.signal)
             return end.status
         finally:
@@ -997,7 +997,7 @@ class Log:
 
     def one_line(self, text: str) -> str:
         """Its beginning, without the secrets."""
-        return self._without_secrets(" ".join(text[: 4 * LONGEST_REASON].split()))
+        return " ".join(self._without_secrets(text).split())[:LONGEST_REASON]
 
     def _write(self, name: str, text: str) -> None:
         now = datetime.now(timezone.utc)
