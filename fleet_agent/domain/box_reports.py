@@ -70,6 +70,13 @@ class BoxReport(Frozen):
     tasks: Annotated[int | None, Field(ge=0, le=10_000, description="proofs that it has at hand")] = None
     stage: OwnWord | None = None
     proofs_per_hour: Annotated[float | None, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = None
+    params_gb: Annotated[
+        float | None, Field(ge=0, le=100_000, allow_inf_nan=False, description="of its parameter files that are there")
+    ] = None
+    draining: Annotated[bool | None, Field(description="no further proof can come: none at hand is then the end")] = (
+        None
+    )
+    gave_up: Annotated[str | None, Field(max_length=200, description="why it ends; a stranger's words")] = None
 
 
 def stage_after(stage: Stage, word: OwnWord | None, *, spoke_before: bool) -> Stage:

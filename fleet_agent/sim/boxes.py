@@ -47,6 +47,12 @@ def stage(market: Market, box: Instance, at: datetime) -> Stage:
     return "loading" if booting else "down"
 
 
+def way(market: Market, box: Instance, at: datetime) -> float:
+    """How much of the way from its start to its first proof a box has come that runs: 0 to 1."""
+    up_since = _up_since(box, at)
+    return 0.0 if up_since is None else min(1.0, (at - up_since) / market.config.productive_after)
+
+
 def proofs_per_hour(machine: Machine) -> float:
     """What one box on a machine proves: its GPUs with diminishing returns, the host's quality, and room in memory."""
     gpus = machine.gpu.proofs_per_hour * machine.gpus_per_lot**0.9

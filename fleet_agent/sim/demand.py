@@ -99,6 +99,9 @@ class ProofQueue:
         self._catch_up()
         self._drained.add(box_id)
 
+    def takes_no_more(self, box_id: int) -> bool:
+        return box_id in self._drained
+
     def arrive(self, proofs: int) -> None:
         """So many proofs come in now, beside those of the script."""
         now = self.clock.now()

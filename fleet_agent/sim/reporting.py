@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from fleet_agent.sim.boxes import proofs_per_hour, stage
+from fleet_agent.sim.boxes import proofs_per_hour, stage, way
 from fleet_agent.sim.demand import ProofQueue
 from fleet_agent.sim.market import Instance, Market
 
@@ -19,6 +19,10 @@ HOOK = "FLEET_BOX_HOOK"
 
 BETWEEN_REPORTS = timedelta(seconds=15)
 """Business time; a program on a real box may take longer."""
+
+FETCHED = 0.5
+MEASURED = 0.75
+"""Shares of the way from its start to its first proof at which a box has its parameters, and has measured itself."""
 
 
 async def keep_reporting(market: Market, queue: ProofQueue, *, speed: float) -> None:
@@ -44,17 +48,32 @@ async def report(market: Market, queue: ProofQueue, client: httpx.AsyncClient) -
 
 
 def _words(market: Market, queue: ProofQueue, box: Instance) -> dict[str, Any] | None:
-    match stage(market, box, market.clock.now()):
+    now = market.clock.now()
+    match stage(market, box, now):
         case "benchmarking":
-            return {"stage": "params_ready", "tasks": 0}
+            return _on_its_way(market, box, way(market, box, now)) | {"tasks": 0}
         case "proving":
-            return {
-                "stage": "proving",
-                "tasks": queue.at_hand(box.id),
-                "proofs_per_hour": proofs_per_hour(box.machine),
-            }
+            drains = {"draining": True} if queue.takes_no_more(box.id) else {}
+            return _measured(market, box, "proving") | {"tasks": queue.at_hand(box.id)} | drains
         case _:
             return None
+
+
+def _on_its_way(market: Market, box: Instance, way: float) -> dict[str, Any]:
+    """First it fetches its parameters, then it measures itself, then it starts its prover."""
+    if way < FETCHED:
+        return {"stage": "registered", "params_gb": round(way / FETCHED * market.config.start_up_traffic_gb, 3)}
+    if way < MEASURED:
+        return {"stage": "params_ready", "params_gb": float(market.config.start_up_traffic_gb)}
+    return _measured(market, box, "benchmarked")
+
+
+def _measured(market: Market, box: Instance, stage: str) -> dict[str, Any]:
+    return {
+        "stage": stage,
+        "params_gb": float(market.config.start_up_traffic_gb),
+        "proofs_per_hour": proofs_per_hour(box.machine),
+    }
 
 
 def _says_drain(answer: httpx.Response) -> bool:

@@ -135,7 +135,7 @@ async def test_what_a_box_says_of_its_way_stands_in_the_ledger(story: Proving) -
         seen += [stage] if stage not in seen else []
 
     row = story.fleet.boxes()[0]
-    assert seen == ["rented", "params_ready", "proving"]
+    assert seen == ["rented", "registered", "params_ready", "benchmarked", "proving"]
     assert row["proofs_per_hour"] > 0
 
 
