@@ -20,7 +20,7 @@ from fleet_agent.domain.fleet import Inventory, Stage, ours
 from fleet_agent.domain.hosts import Ban, Failure, NotBanned
 from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.domain.policy import Policy
-from fleet_agent.domain.rules import Actor, Brake, Mode
+from fleet_agent.domain.rules import Brake, Mode, is_another
 from fleet_agent.domain.run import Approval, Message, MessageKind, Run
 from fleet_agent.domain.tokens import request_tokens
 from fleet_agent.domain.triggers import Kind, Trigger
@@ -440,17 +440,21 @@ async def _destroyed_all(desk: Desk, market: Market, orders: _Orders, tell: Call
 def _sight(desk: Desk, inventory: Inventory, orders: _Orders) -> tuple[set[int], int]:
     """The boxes that are ours, each with an order in the ledger, and how many rents may still become one.
 
-    Ours is what carries our label in the list, and what the ledger knows to live: a list can lag, a label can get lost.
-    A box that is alive long after its end was accepted is ordered away anew.
+    Ours is what carries our label in the list, and what the ledger knows to live, unless the list speaks against it: a
+    list can lag, a label can get lost. A box that is alive long after its end was accepted is ordered away anew.
     """
     with desk.database.exclusive(desk.fleet) as tx:
         now = desk.clock.now()
         name = installation(tx).name
-        # A paused fleet sends nothing; what is intended, and what is ordered of the watch, would be sent too late.
-        actions.expire_intents(tx, desk.fleet, now=now, of=tuple(Actor))
+        actions.call_off(tx, desk.fleet, now=now)
         sightings.record_sighting(tx, desk.fleet, inventory, now=now)
-        listed = {i.id for i in inventory.instances if ours(i, installation=name, fleet=desk.fleet)}
-        known = {box.vast_id: box.stage for box in ledger.boxes(tx, desk.fleet) if box.vast_id is not None}
+        shown = {i.id: i for i in inventory.instances}
+        listed = {number for number, i in shown.items() if ours(i, installation=name, fleet=desk.fleet)}
+        known = {
+            box.vast_id: box.stage
+            for box in ledger.boxes(tx, desk.fleet)
+            if box.vast_id is not None and not (box.vast_id in shown and is_another(shown[box.vast_id], box))
+        }
         for vast_id in listed | known.keys():
             if vast_id not in orders.keys or known.get(vast_id, Stage.DESTROYING) is not Stage.DESTROYING:
                 orders.keys[vast_id] = actions.order_destroy(tx, desk.fleet, vast_id, who=desk.who, now=now)
@@ -482,6 +486,9 @@ def _tell_the_end(desk: Desk, tell: Callable[[str], None]) -> None:
     """With the boxes that may be ours and that nobody but a person may destroy."""
     with desk.database.transaction() as tx:
         questions = reading.questions(tx, desk.fleet)
+        left = [box.vast_id for box in ledger.boxes(tx, desk.fleet)]
     for question in questions:
         tell(f"QUESTION {question}")
+    for vast_id in left:
+        tell(f"QUESTION box {vast_id} was ours, and by its label or machine is another's now: look at the provider")
     tell(f"No box of fleet {desk.fleet} is left. It stays paused until `fleet-agent resume`.")

@@ -171,7 +171,7 @@ class View:
 
 async def _walk(talk: Talk) -> Report:
     view = await _look(talk)
-    at_hand = await _go_back_to(talk) if talk.run.resumed else None
+    at_hand = await _go_back_to(talk, view) if talk.run.resumed else None
     if not talk.turn_has_begun():
         talk.take(await talk.ports.journal.collect(talk.run, turn=talk.turn))
     talk.why = _why_ask(talk, view)
@@ -200,9 +200,9 @@ async def _look(talk: Talk) -> View:
     return View(standing, observation, await talk.ports.journal.unsettled(talk.run), settled.carried_out)
 
 
-async def _go_back_to(talk: Talk) -> Progress:
+async def _go_back_to(talk: Talk, view: View) -> Progress:
     """Where the attempt before this one was interrupted. Only its listing of offers is lost, which was in memory."""
-    at_hand = await talk.ports.journal.recall(talk.run)
+    at_hand = await talk.ports.journal.recall(talk.run, view.observation)
     talk.turn, talk.step, talk.usage = at_hand.turn, at_hand.step, at_hand.usage
     talk.claimed, talk.unshown, talk.unseen = at_hand.claimed, at_hand.unshown(), at_hand.unseen()
     talk.steps = list(at_hand.said)
@@ -503,7 +503,7 @@ async def _result_of(talk: Talk, view: View, call: ToolCall, tool: Tool | Malfor
 async def _drop(talk: Talk, ruled: Ruled, withheld: Result | None) -> None:
     """What was allowed and is withheld reserves nothing for the rest of the run."""
     if withheld is not None and ruled.status is ActionStatus.INTENDED:
-        await talk.ports.journal.record_outcome(ruled.key, ActionStatus.FAILED, withheld.sentence)
+        await talk.ports.journal.drop(talk.run, ruled.key, withheld.sentence)
 
 
 async def _show(talk: Talk, block: str) -> None:

@@ -36,6 +36,8 @@ from fleet_agent.store.tables import RunStatus
 Tell = Callable[[str], None]
 
 DEMO_IMAGE = "example.invalid/prover@sha256:" + "0" * 64
+DEMO_POLICY = {"launch.image": DEMO_IMAGE, "limits.min_age": "PT1M"}
+"""A box of the demo has done its work two minutes after it was rented, when a real one has not yet begun."""
 DEMO_OBJECTIVE = "Prove what is pending, at the lowest cost per proof, and keep no idle box."
 
 BETWEEN_LOOKS = 0.5
@@ -175,7 +177,7 @@ def _prepare_demo(database: Database, fleet: str) -> None:
     now = read_clock(database).now()
     with database.exclusive(fleet) as tx:
         steering.set_objective(tx, fleet, DEMO_OBJECTIVE, who="demo", now=now)
-        steering.change_policy(tx, fleet, {"launch.image": DEMO_IMAGE}, who="demo", now=now)
+        steering.change_policy(tx, fleet, DEMO_POLICY, who="demo", now=now)
 
 
 def _tell_where(runtime: Runtime, tell: Tell, *, speed: float = 1) -> None:

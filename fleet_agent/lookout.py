@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import Final, TypeVar
 
 from fleet_agent.domain.demand import Demand
-from fleet_agent.domain.hosts import Failure
+from fleet_agent.domain.hosts import InVain
 from fleet_agent.domain.ledger import ActionStatus, Ruled
 from fleet_agent.domain.money import show_rate
 from fleet_agent.domain.observation import Known, Unknown
@@ -161,6 +161,9 @@ class _OfFleet:
         assert hook_digest is None, "the watch rents nothing"
         return await self.logbook.mark_sent(self.fleet, key, send_by=send_by)
 
+    async def drop(self, key: str, why: str) -> None:
+        raise AssertionError(f"the watch sends what it intends at once: {key}, {why}")
+
     async def record_outcome(
         self,
         key: str,
@@ -168,9 +171,9 @@ class _OfFleet:
         outcome: str,
         *,
         vast_id: int | None = None,
-        blame: Failure | None = None,
+        in_vain: InVain | None = None,
     ) -> None:
-        await self.logbook.record_outcome(self.fleet, key, status, outcome, vast_id=vast_id, blame=blame)
+        await self.logbook.record_outcome(self.fleet, key, status, outcome, vast_id=vast_id, in_vain=in_vain)
 
 
 def in_words(looked: Looked) -> list[str]:

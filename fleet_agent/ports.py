@@ -22,7 +22,7 @@ from fleet_agent.domain.box_reports import BoxHook, no_hook
 from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import Box, Inventory, Offer
 from fleet_agent.domain.flow_run import FlowRun
-from fleet_agent.domain.hosts import Ban, Failure
+from fleet_agent.domain.hosts import Ban, InVain
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled, Unsettled
 from fleet_agent.domain.observation import Account, Observation
 from fleet_agent.domain.policy import Policy
@@ -112,7 +112,9 @@ class Market(Protocol):
     """The provider of boxes. Raises TryLater, SlowDown and KeyRefused anywhere."""
 
     async def inventory(self) -> Inventory:
-        """Every instance of the account. Raises InventoryUnknown unless every page was read and the count agrees."""
+        """Every instance of the account. Raises InventoryUnknown unless every page was read and the count agrees.
+
+        Where a run begins it may be a complete look of a moment ago; `seen_at` says when it was taken."""
         ...
 
     async def offers(self, query: OfferQuery) -> Offers:
@@ -319,7 +321,7 @@ class Logbook(Protocol):
         outcome: str,
         *,
         vast_id: int | None = None,
-        blame: Failure | None = None,
+        in_vain: InVain | None = None,
     ) -> None:
         """As `Ledger.record_outcome`."""
         ...
@@ -338,6 +340,11 @@ class Ledger(Protocol):
         do not send. Raises RunSuperseded where a run acts that lost the fence."""
         ...
 
+    async def drop(self, key: str, why: str) -> None:
+        """What was intended is not sent after all. That is no fact about the world but a decision, so it is fenced, and
+        leaves alone what somebody has sent. Raises RunSuperseded as `mark_sent` does."""
+        ...
+
     async def record_outcome(
         self,
         key: str,
@@ -345,11 +352,11 @@ class Ledger(Protocol):
         outcome: str,
         *,
         vast_id: int | None = None,
-        blame: Failure | None = None,
+        in_vain: InVain | None = None,
     ) -> None:
         """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row.
 
-        `blame`: what a rent that failed says of its machine, where it says anything; such a rent was in vain."""
+        `in_vain`: what follows from a rent that failed, where anything does."""
         ...
 
 
@@ -383,9 +390,10 @@ class Journal(Protocol):
         """
         ...
 
-    async def recall(self, run: Run) -> Progress:
-        """How far the attempt before this one had come. To be asked after the look that a resumed run begins with, so
-        that what that look has settled is known."""
+    async def recall(self, run: Run, observation: Observation) -> Progress:
+        """How far the attempt before this one had come. `observation` is the look that a resumed run begins with: what
+        it has settled is known, and by it every effect is judged anew that was intended and not sent, for time has
+        passed. Raises RunSuperseded."""
         ...
 
     async def stay_alive(self, run: Run) -> None:
@@ -478,6 +486,10 @@ class Journal(Protocol):
         do not send. Raises RunSuperseded."""
         ...
 
+    async def drop(self, run: Run, key: str, why: str) -> None:
+        """As `Ledger.drop`."""
+        ...
+
     async def record_outcome(
         self,
         key: str,
@@ -485,11 +497,11 @@ class Journal(Protocol):
         outcome: str,
         *,
         vast_id: int | None = None,
-        blame: Failure | None = None,
+        in_vain: InVain | None = None,
     ) -> None:
         """A fact about the world: never fenced. DONE is never overwritten, and UNKNOWN never reopens a settled row.
 
-        `blame`: what a rent that failed says of its machine, where it says anything; such a rent was in vain."""
+        `in_vain`: what follows from a rent that failed, where anything does."""
         ...
 
     async def write(self, run: Run, tool: Tool, *, answer: Message | None = None) -> Result:

@@ -32,6 +32,7 @@ from fleet_agent.housekeeping import HousePorts
 from fleet_agent.ports import Clock, DemandSource, Notifier, Ports
 from fleet_agent.settings import ServedModel, Settings, demand_must_have_one_source, missing_for_up
 from fleet_agent.store import migrate, reading
+from fleet_agent.store.account_looks import PostgresLooks
 from fleet_agent.store.bell import PostgresBelfry
 from fleet_agent.store.books import PostgresBooks
 from fleet_agent.store.database import Database, open_database
@@ -160,7 +161,7 @@ async def open_ports(settings: Settings) -> AsyncGenerator[Ports]:
     with _store_of_a_run(settings) as database:
         clock = read_clock(database)
         async with (
-            _open_vast(settings, database, clock, PostgresTurns(database, _vast_key(settings))) as market,
+            _open_vast(settings, database, clock, begins_with_newest=True) as market,
             open_models(settings, database, clock) as opened_models,
             _open_demand(settings, clock) as demand,
         ):
@@ -229,7 +230,7 @@ async def open_market(settings: Settings, database: Database) -> AsyncGenerator[
     that fails on the way must not hold it up."""
     clock = read_clock(database)
     turns = TurnsInAnyCase(PostgresTurns(database, _vast_key(settings)), MemoryTurns(clock.now))
-    async with _open_vast(settings, database, clock, turns) as market:
+    async with _open_vast(settings, database, clock, turns=turns) as market:
         yield market
 
 
@@ -238,7 +239,7 @@ async def open_house(settings: Settings) -> AsyncGenerator[HousePorts]:
     """Everything the housekeeping reaches the world through. Raises as `open_store` does."""
     with _store_of_a_run(settings) as database:
         clock = read_clock(database)
-        async with _open_vast(settings, database, clock, PostgresTurns(database, _vast_key(settings))) as market:
+        async with _open_vast(settings, database, clock) as market:
             yield HousePorts(clock=clock, market=market, books=PostgresBooks(database))
 
 
@@ -267,7 +268,7 @@ async def open_watch(
     with open_store(settings) as database:
         clock = read_clock(database)
         async with (
-            _open_vast(settings, database, clock, PostgresTurns(database, _vast_key(settings))) as market,
+            _open_vast(settings, database, clock) as market,
             _open_demand(settings, clock) as demand,
             open_orchestrator(database, api_url, auth_string) as orchestrator,
             aclosing(PostgresBelfry(database, clock, read_clock_again=clock.read_again)) as belfry,
@@ -307,14 +308,22 @@ async def _open_demand(settings: Settings, clock: Clock) -> AsyncGenerator[Deman
 
 @asynccontextmanager
 async def _open_vast(
-    settings: Settings, database: Database, clock: Clock, turns: Turns
+    settings: Settings,
+    database: Database,
+    clock: Clock,
+    *,
+    turns: Turns | None = None,
+    begins_with_newest: bool = False,
 ) -> AsyncGenerator[vast.VastMarket]:
     quiet_transport_logs()
-    async with vast.open_client(settings.vast_url, _vast_key(settings)) as client:
+    key = _vast_key(settings)
+    async with vast.open_client(settings.vast_url, key) as client:
         yield vast.VastMarket(
             client,
             clock=clock,
-            pace=_pace(turns, timeline(database).speed),
+            pace=_pace(turns or PostgresTurns(database, key), timeline(database).speed),
+            looks=PostgresLooks(database, key),
+            begins_with_newest=begins_with_newest,
             box_env={name: secret.get_secret_value() for name, secret in settings.box_env.items()},
         )
 

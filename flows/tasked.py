@@ -171,10 +171,9 @@ class TaskedJournal:
         self._claimed += found.claimed
         return found
 
-    async def recall(self, run: Run) -> Progress:
-        progress = await _shown(
-            "recall", f"go on with run #{run.run_id}, interrupted earlier", lambda: self._journal.recall(run)
-        )
+    async def recall(self, run: Run, observation: Observation) -> Progress:
+        name = f"go on with run #{run.run_id}, interrupted earlier"
+        progress = await _shown("recall", name, lambda: self._journal.recall(run, observation))
         self._claimed += progress.claimed
         return progress
 

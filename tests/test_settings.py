@@ -79,6 +79,7 @@ def test_a_file_that_is_not_there_is_no_error(tmp_path: Path) -> None:
         ("FLEET_HOOKS_BIND", "8300"),
         ("FLEET_HOOKS_BIND", "http://127.0.0.1:8300"),
         ("FLEET_VAST_URL", "console.vast.ai"),
+        ("FLEET_WATCH_EVERY", "9"),
         ("FLEET_BOX_ENV", "{not json"),
         ("FLEET_BOX_ENV", '["a list"]'),
         ("FLEET_MODEL_USD_PER_MILLION_TOKENS_IN", "-1"),

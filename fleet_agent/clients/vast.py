@@ -25,7 +25,7 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -60,7 +60,6 @@ from fleet_agent.domain.box_reports import VARIABLE, without_tokens
 from fleet_agent.domain.fleet import Instance, Inventory, Offer
 from fleet_agent.domain.observation import Account
 from fleet_agent.domain.pace import Limit
-from fleet_agent.domain.rules import unmet_floor
 from fleet_agent.domain.spent import Charge
 from fleet_agent.errors import (
     AlreadyGone,
@@ -106,6 +105,9 @@ EXCHANGE_DEADLINE = timedelta(seconds=30)
 READ_DEADLINE = timedelta(seconds=60)
 """Longest time for everything one question needs: turns, pages, the second attempt."""
 
+LOOK_LASTS = timedelta(seconds=30)
+"""Business time for which a complete look at the boxes is good enough to begin a run with, whoever took it."""
+
 ROWS_PER_PAGE = 25
 CHARGES_PER_PAGE = 100
 LOG_POLLS = 20
@@ -136,10 +138,20 @@ def open_client(base_url: str, api_key: str, *, transport: httpx.AsyncBaseTransp
     )
 
 
+class Looks(Protocol):
+    """Where the newest complete look at an account is kept, for every process and every fleet."""
+
+    async def newest(self) -> Inventory | None: ...
+
+    async def keep(self, look: Inventory) -> None: ...
+
+
 class VastMarket:
     """`ports.Market` for one account.
 
     `box_env` holds the secrets that a policy's launch environment names as `$NAME`. `client` is one from `open_client`.
+    Complete looks are kept in `looks`. Who `begins_with_newest` may be given somebody else's as his first; from then on
+    he sees for himself, for it may be what he has changed that he looks for.
     """
 
     def __init__(
@@ -149,6 +161,8 @@ class VastMarket:
         clock: Clock,
         pace: Pace,
         box_env: Mapping[str, str],
+        looks: Looks | None = None,
+        begins_with_newest: bool = False,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         exchange_deadline: timedelta = EXCHANGE_DEADLINE,
         read_deadline: timedelta = READ_DEADLINE,
@@ -157,6 +171,8 @@ class VastMarket:
         self._clock = clock
         self._pace = pace
         self._box_env = box_env
+        self._looks = looks
+        self._begins_with_newest = begins_with_newest
         self._sleep = sleep
         self._exchange_deadline = exchange_deadline
         self._read_deadline = read_deadline
@@ -165,15 +181,15 @@ class VastMarket:
     # --- what the world looks like ------------------------------------------------------------------------------------
 
     async def inventory(self) -> Inventory:
-        seen_at = self._clock.now()
-        try:
-            async with _at_most(self._read_deadline, LIST):
-                rows = await self._every_row()
-        except (SlowDown, InventoryUnknown):
-            raise
-        except TryLater as error:
-            raise InventoryUnknown(error.cause, error.remedy) from error
-        return Inventory(instances=tuple(_instance(row) for row in rows), seen_at=seen_at)
+        begins, self._begins_with_newest = self._begins_with_newest, False
+        kept = await self._newest() if begins else None
+        if kept is not None:
+            return kept
+        look = await self._look()
+        if self._looks is not None:
+            with suppress(FleetAgentError):  # the look counts more than that others hear of it
+                await self._looks.keep(look)
+        return look
 
     async def offers(self, query: OfferQuery) -> Offers:
         async with _at_most(self._read_deadline, SEARCH):
@@ -224,6 +240,24 @@ class VastMarket:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
+    async def _newest(self) -> Inventory | None:
+        """What somebody saw a moment ago. What lies in a time to come is from before the clock was set back."""
+        kept = None if self._looks is None else await self._looks.newest()
+        if kept is None or not timedelta(0) <= self._clock.now() - kept.seen_at < LOOK_LASTS:
+            return None
+        return kept
+
+    async def _look(self) -> Inventory:
+        seen_at = self._clock.now()
+        try:
+            async with _at_most(self._read_deadline, LIST):
+                rows = await self._every_row()
+        except (SlowDown, InventoryUnknown):
+            raise
+        except TryLater as error:
+            raise InventoryUnknown(error.cause, error.remedy) from error
+        return Inventory(instances=tuple(_instance(row) for row in rows), seen_at=seen_at)
+
     async def _every_row(self) -> list[InstanceRow]:
         """The rows of all pages, or InventoryUnknown."""
         rows: dict[int, InstanceRow] = {}
@@ -248,7 +282,7 @@ class VastMarket:
         return list(rows.values())
 
     async def _every_charge(self, since: datetime, until: datetime) -> list[ChargeRow]:
-        """The rows of all pages, or TryLater. A contract may have one row or, day by day, several."""
+        """The rows of all pages, or TryLater. A contract has one row; should it have several, they are its days."""
         rows: dict[tuple[str, float | None, float | None], ChargeRow] = {}
         query = _charges_asked_for(since, until)
         while True:
@@ -376,7 +410,8 @@ def _search(query: OfferQuery) -> dict[str, Any]:
 
 
 def _charges_asked_for(since: datetime, until: datetime) -> dict[str, str]:
-    days = {"gte": math.floor(since.timestamp()), "lte": math.ceil(until.timestamp())}
+    day = since.replace(hour=0, minute=0, second=0, microsecond=0)  # of a later hour the provider leaves its day out
+    days = {"gte": math.floor(day.timestamp()), "lte": math.ceil(until.timestamp())}
     return {
         "select_filters": json.dumps({"day": days, "type": {"in": [INSTANCE]}}),
         "latest_first": "false",  # the newest come last, so that what is charged meanwhile moves no page
@@ -605,7 +640,7 @@ def _cheapest_per_machine(offers: list[Offer], query: OfferQuery) -> Offers:
     """The floors, the question and the bans applied on our side, cheapest first, one per machine."""
     best: dict[int, Offer] = {}
     for offer in sorted(offers, key=lambda offer: (offer.usd_per_hour, offer.id)):
-        if _answers(offer, query) and unmet_floor(offer, query.policy) is None:
+        if _answers(offer, query) and query.policy.offers.unmet_by(offer) is None:
             best.setdefault(offer.machine_id, offer)
     wanted = [offer for machine_id, offer in best.items() if machine_id not in query.banned]
     return Offers(wanted[: query.limit], left_out=len(best) - len(wanted))

@@ -164,7 +164,8 @@ class ChargeMetadata(Wire):
 
 
 class ChargeRow(Wire):
-    """What was charged for one contract: `source` is its kind and number. `start` and `end` may be days, or nothing."""
+    """What was charged for one contract: `source` is its kind and number. `start` and `end` are its first and last day
+    among those asked for, or nothing."""
 
     type: str
     source: str

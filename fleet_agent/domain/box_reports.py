@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from datetime import datetime
 from typing import Annotated, Final, Literal, get_args
 
 from pydantic import ConfigDict, Field, SecretStr
@@ -68,6 +69,7 @@ class BoxReport(Frozen):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     tasks: Annotated[int | None, Field(ge=0, le=10_000, description="proofs that it has at hand")] = None
+    fetched: Annotated[float | None, Field(ge=0, le=1, description="share of its parameter files, by bytes")] = None
     stage: OwnWord | None = None
     proofs_per_hour: Annotated[float | None, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = None
     params_gb: Annotated[
@@ -90,6 +92,12 @@ def stage_after(stage: Stage, word: OwnWord | None, *, spoke_before: bool) -> St
     if not spoke_before or stage not in WAY:
         return said
     return max(stage, said, key=WAY.index)
+
+
+def could_report(*, has_hook: bool, rented_at: datetime, reports_since: datetime | None) -> bool:
+    """Whether the silence of a box says anything: it has an address, and runs a program of which it is known that it
+    reports at all. `reports_since`: when the first box was rented that ever did."""
+    return has_hook and reports_since is not None and rented_at >= reports_since
 
 
 def is_to_drain(stage: Stage) -> bool:

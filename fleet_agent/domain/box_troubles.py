@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
+from fleet_agent.domain.box_reports import could_report
 from fleet_agent.domain.fleet import LEAVING_STAGES, TROUBLED, Box, Instance, Stage
 from fleet_agent.domain.hosts import Failure, measured_rate
 from fleet_agent.domain.money import UsdPerHour, show_rate, show_usd
@@ -184,7 +185,10 @@ def lateness(watched: Watched, sight: Sight) -> str | None:
             waited = max(now - box.stage_since, now - box.rented_at - allowed.booting)
             return _late("it has not reported", waited, allowed.registering)
         case Stage.REGISTERED:
-            return _late("its parameter files are not there", now - box.stage_since, allowed.fetching)
+            waited = now - box.stage_since
+            return _late("its parameter files are not there", waited, allowed.fetching) or _too_slow(
+                box, waited, allowed.fetching
+            )
         case Stage.PARAMS_READY:
             return _late("it has not measured itself", now - box.stage_since, allowed.benchmarking)
         case _:
@@ -197,9 +201,21 @@ def _boots_since(box: Box, allowed: timedelta) -> datetime:
 
 
 def _could_report(watched: Watched, sight: Sight) -> bool:
-    """With a program of which it is known that it reports at all."""
-    since = sight.reports_since
-    return watched.has_hook and since is not None and watched.box.rented_at >= since
+    return could_report(has_hook=watched.has_hook, rented_at=watched.box.rented_at, reports_since=sight.reports_since)
+
+
+RATE_SHOWS_AFTER: Final = timedelta(minutes=10)
+"""What is slow before that may only have begun."""
+
+
+def _too_slow(box: Box, waited: timedelta, allowed: timedelta) -> str | None:
+    """Whether its files would come too late at the rate so far; who has nothing yet, by its own word, is waited for."""
+    if not box.fetched or waited < RATE_SHOWS_AFTER or waited <= allowed * box.fetched:
+        return None
+    return (
+        f"{box.fetched:.0%} of its parameter files are there after {minutes(waited)}, and all may take "
+        f"{minutes(allowed)}"
+    )
 
 
 def _late(what: str, waited: timedelta, allowed: timedelta) -> str | None:

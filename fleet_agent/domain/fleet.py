@@ -114,6 +114,8 @@ class Box(Frozen):
     drain_because: str = ""
     tasks: int | None = None
     """Proofs that it has at hand by its own word; None where it never said."""
+    fetched: float | None = None
+    """Share of its parameter files that it has, by its own word."""
     reported_at: datetime | None = None
     busy: bool = False
     """A call about it is on its way to the provider."""

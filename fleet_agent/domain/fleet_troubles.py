@@ -9,7 +9,7 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Final
 
-from fleet_agent.domain import doubt
+from fleet_agent.domain.doubt import Belief, Trust, judged, unread
 from fleet_agent.domain.fleet import LEAVING_STAGES, Stage
 from fleet_agent.domain.money import Usd, UsdPerHour, runway, show_rate, show_usd, total
 from fleet_agent.domain.observation import Known
@@ -30,30 +30,36 @@ MOST_NAMED: Final = 5
 # --- its list ---------------------------------------------------------------------------------------------------------
 
 
-def trust_in_the_list(sight: Sight) -> doubt.Trust:
-    state = sight.band(LIST)
+def trust_in_the_list(sight: Sight) -> Trust:
+    before, frozen_because = Belief.of(sight.band(LIST)), sight.situation.frozen_because
     if not isinstance(sight.situation.inventory, Known):
-        return doubt.Trust(state=doubt.unread(state), doubt=sight.situation.frozen_because)
+        return Trust(belief=unread(before), doubt=frozen_because)
     expected = [each for each in sight.boxes if each.sightings and each.box.stage is not Stage.DESTROYING]
-    missing = [each for each in expected if each.misses]
-    listed = [each.listed.id for each in sight.boxes if each.listed is not None]
-    return doubt.judged(state, expected=len(expected), missing=len(missing), listed=listed)
+    return judged(
+        before,
+        expected=len(expected),
+        missing=sum(each.misses > 0 for each in expected),
+        listed=[each.listed.id for each in sight.boxes if each.listed is not None],
+        now=sight.now,
+        overruled=before.is_doubt and not frozen_because,
+    )
 
 
 def list_cannot_be_true(sight: Sight, _: Collection[str]) -> State:
     trust, before = trust_in_the_list(sight), sight.situation.frozen_because
+    band = trust.belief.band
     if trust.doubt:
         text = f"{trust.doubt}: until the list can be true, nothing is rented or destroyed by itself"
         return State(
             LIST,
-            trust.state,
+            band,
             Finding(code="list frozen", text=text, kind=Kind.LIST_FROZEN, notice=True),
             is_news=not before,
         )
     if before:
         text = "the list of boxes can be true again: what was held back goes on"
-        return State(LIST, trust.state, Finding(code="list believed", text=text, notice=True), is_news=True)
-    return State(LIST, trust.state)
+        return State(LIST, band, Finding(code="list believed", text=text, notice=True), is_news=True)
+    return State(LIST, band)
 
 
 def list_cannot_be_read(sight: Sight, _: Collection[str]) -> State:

@@ -7,19 +7,23 @@ A ban ends by itself, for hosts are mended and change hands; how long it lasts i
 agent may ban too, but only what it has had a box on, and only so many machines a run: who could ban at will could leave
 no machine to rent. And what strangers write must not shut a machine out for a year, so a run that has read their words
 bans for security as if the failure were transient: the machine is avoided at once, and a person may make it longer.
+
+How fast a machine is it says itself, and who owns it may say anything. So a rate decides nothing but against the
+machine: a low one makes it dear, a high one allows nothing that silence would not allow. And what no GPU can do is no
+rate at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Annotated, Final
 
 from pydantic import Field
 
 from fleet_agent.domain.values import Frozen
-from fleet_agent.errors import ChooseAnother, FleetAgentError
+from fleet_agent.errors import ChooseAnother, FleetAgentError, StopRenting
 
 
 class Failure(StrEnum):
@@ -89,13 +93,28 @@ def no_machine(machine_id: int) -> str | None:
     return f"{machine_id} is the number of no machine: nothing is remembered under it"
 
 
-def failure_of_a_rent(error: FleetAgentError) -> Failure | None:
-    """What a create that was answered with `error` says of its machine, and that it counts as a rent in vain.
+class InVain(Enum):
+    """What follows from a rent that came to nothing."""
 
-    None for everything that would be so on any other machine: no credit, a call that never left, what a person must
-    mend. And for a lost answer, which says nothing until somebody has looked.
+    AVOID_MACHINE = "avoid the machine"
+    """For a while; and where one rent after the other comes to this, nothing is rented until a person has looked."""
+    STOP_RENTING = "stop renting"
+    """It would come to nothing on any machine: no credit is given."""
+
+
+def what_follows(error: FleetAgentError) -> InVain | None:
+    """What follows from a create that was answered with `error`.
+
+    None for a call that never left and for what a person must mend, which say nothing of renting. And for a lost
+    answer, which says nothing until somebody has looked.
     """
-    return Failure.TRANSIENT if isinstance(error, ChooseAnother) else None
+    match error:
+        case ChooseAnother():
+            return InVain.AVOID_MACHINE
+        case StopRenting():
+            return InVain.STOP_RENTING
+        case _:
+            return None
 
 
 def why_a_run_may_not_ban(machine_id: int, *, had_a_box: bool, banned_so_far: int, most: int) -> str | None:
@@ -128,6 +147,18 @@ class Benchmark(Frozen):
     num_gpus: int
     proofs_per_hour: float
     measured_at: datetime
+
+
+LEAST_RATE: Final = 0.01
+"""Proofs an hour: one in four days. Who is slower than that has not proved anything yet."""
+
+
+def no_rate(proofs_per_hour: float, num_gpus: int, *, most_per_gpu: float) -> str | None:
+    """Why no machine with so many GPUs has measured this, or None. `most_per_gpu` is the policy's."""
+    most = most_per_gpu * max(1, num_gpus)
+    if LEAST_RATE <= proofs_per_hour <= most:  # which is no NaN either
+        return None
+    return f"{proofs_per_hour:g} proofs an hour is no measurement: from {LEAST_RATE:g} to {most:g} is believed"
 
 
 def measured_rate(benchmarks: Sequence[Benchmark], machine_id: int, num_gpus: int) -> float | None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationError, field_validator
 
+from fleet_agent.domain.fleet import Offer
 from fleet_agent.domain.hosts import BanBounds
 from fleet_agent.domain.values import Frozen
 from fleet_agent.errors import PolicyInvalid
@@ -63,6 +64,22 @@ class OfferFloors(Frozen):
     whole_machine: Annotated[bool, Field(description="no neighbours on the other GPUs; proving needs CPU and RAM")] = (
         True
     )
+
+    def unmet_by(self, offer: Offer) -> str | None:
+        """The first floor that `offer` does not meet, in words; None when it meets all."""
+        if self.gpu_names and offer.gpu_name not in self.gpu_names:
+            return f"{offer.gpu_name} is not among the allowed GPUs"
+        if offer.gpu_ram_mb < self.min_gpu_ram_gb * 1000:
+            return f"{offer.gpu_ram_mb / 1000:.0f} GB of GPU memory is under the floor of {self.min_gpu_ram_gb} GB"
+        if offer.reliability < self.min_reliability:
+            return f"reliability {offer.reliability:.3f} is under the floor of {self.min_reliability:g}"
+        if offer.inet_down_mbps < self.min_inet_down_mbps:
+            return f"{offer.inet_down_mbps:.0f} Mb/s down is under the floor of {self.min_inet_down_mbps} Mb/s"
+        if self.verified_only and not offer.verified:
+            return "the host is not verified"
+        if self.whole_machine and offer.gpu_share < 1:
+            return "it is a share of a machine"
+        return None
 
 
 class Launch(Frozen):
@@ -192,6 +209,9 @@ class WatchBounds(Frozen):
     rent_failures: Annotated[
         int, Field(ge=1, le=100, description="rents in a row that come to nothing, until renting is paused")
     ] = 5
+    most_proofs_per_hour_per_gpu: Annotated[
+        float, Field(gt=0, le=1_000_000, description="a box that says it does more is not believed; the fastest do 120")
+    ] = 500.0
 
 
 class Policy(Frozen):

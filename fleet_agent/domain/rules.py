@@ -6,7 +6,8 @@ refused: absence of a rule is refusal. Rules see only the `Situation`, which the
 writes the ruling, so that no other run can spend the same headroom.
 
 Four ask. The agent and the planner are held by every brake. The watch removes what must not be there, and is held by
-what could make its removals wrong, not by what holds back scaling. A person is held by ownership alone.
+what could make its removals wrong, not by what holds back scaling. A person is held by no brake: by ownership, and by
+what a person protects, until he takes that back.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import Any, Final, TypeVar
 from fleet_agent.domain.actions import DestroyBox, DrainBox, Effect, NotifyHuman, RentBox
 from fleet_agent.domain.approvals import Grant, beyond
 from fleet_agent.domain.demand import Demand
-from fleet_agent.domain.fleet import LIVE_STAGES, Box, Inventory, Offer, Stage, parse_label
-from fleet_agent.domain.hosts import Ban, Benchmark
-from fleet_agent.domain.money import Usd, UsdPerHour, runway, show_rate, show_usd, total
+from fleet_agent.domain.fleet import LIVE_STAGES, Box, Instance, Inventory, Offer, Stage, parse_label
+from fleet_agent.domain.hosts import Ban, Benchmark, measured_rate
+from fleet_agent.domain.money import Usd, UsdPerHour, runway, show_rate, show_usd, total, usd_per_proof
 from fleet_agent.domain.observation import Account, Known, Unknown
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.values import Frozen
@@ -67,8 +68,17 @@ class Ruling(Frozen):
 DRY_RUN: Final = "dry_run"
 """The code of what was allowed and is not sent because nothing is."""
 
+BUSY: Final = "busy"
+"""The code of what is right and comes at the wrong moment."""
+
 FRESH: Final = timedelta(minutes=5)
 """Older figures of demand, and older words of a box, are as good as none."""
+
+TOO_SOON: Final = frozenset({BUSY, "too_young", "run_cap", "hour_cap", "too_many_at_once"})
+"""Codes of refusals that nothing but time ends: no look will show that they have ended."""
+
+PASSING: Final = TOO_SOON | {"inventory_unknown", "frozen", "demand_unknown", "demand_stale", "account_unknown"}
+"""Codes of refusals that end by themselves: what a person approved waits for that, as long as the word holds."""
 
 LEAST_REMOVED: Final = 2
 MOST_REMOVED_SHARE: Final = 0.2
@@ -125,6 +135,10 @@ class Situation(Frozen):
 
     def offer(self, offer_id: int) -> Offer | None:
         return next((offer for offer in self.listing if offer.id == offer_id), None)
+
+    def proofs_per_hour(self, offer: Offer) -> float | None:
+        """What its machine has shown; None where nobody measured it."""
+        return measured_rate(self.benchmarks, offer.machine_id, offer.num_gpus)
 
     def box(self, vast_id: int) -> Box | None:
         return next((box for box in self.boxes if box.vast_id == vast_id and box.stage in LIVE_STAGES), None)
@@ -237,7 +251,7 @@ def offer_was_listed(action: RentBox, situation: Situation) -> Objection | None:
 
 def offer_meets_floors(action: RentBox, situation: Situation) -> Objection | None:
     offer = situation.offer(action.offer_id)
-    missing = unmet_floor(offer, situation.policy) if offer else None
+    missing = situation.policy.offers.unmet_by(offer) if offer else None
     return ("below_floor", f"Offer {action.offer_id}: {missing}.") if missing else None
 
 
@@ -263,17 +277,10 @@ def price_of_proof_within_cap(action: RentBox, situation: Situation) -> Objectio
     offer, cap = situation.offer(action.offer_id), situation.policy.limits.max_usd_per_proof
     if offer is None or cap is None:
         return None
-    measured = next(
-        (
-            each.proofs_per_hour
-            for each in situation.benchmarks
-            if (each.machine_id, each.num_gpus) == (offer.machine_id, offer.num_gpus)
-        ),
-        None,
-    )
+    measured = situation.proofs_per_hour(offer)
     if measured is None:
         return None
-    usd = offer.usd_per_hour / Decimal(str(measured)) if measured > 0 else None
+    usd = usd_per_proof(offer.usd_per_hour, measured)
     if usd is None or usd > cap:
         price = "no proof at all" if usd is None else f"{show_usd(usd)} a proof"
         return "proof_price", f"Machine {offer.machine_id} has shown {price}; the cap is {show_usd(cap)}."
@@ -352,10 +359,7 @@ def box_is_ours(action: Removal, situation: Situation) -> Objection | None:
     box = situation.box(action.id)
     if box is None:
         return "not_ours", f"Box {action.id} is not a live box of this fleet."
-    if listed is None or parse_label(listed.label) == parse_label(box.label):
-        return None  # also on another machine than was ordered: it is billed to us
-    # The ledger knows it by the answer to our own create; a label can get lost at the provider since.
-    if parse_label(listed.label) is not None or listed.machine_id != box.machine_id:
+    if listed is not None and is_another(listed, box):
         return "not_ours", f"Box {action.id} carries another fleet's label or is another machine now; hands off."
     return None
 
@@ -379,7 +383,7 @@ def box_is_not_going_already(action: Removal, situation: Situation) -> Objection
 def box_is_not_busy(action: Removal, situation: Situation) -> Objection | None:
     box = situation.box(action.id)
     if box and box.busy:
-        return "busy", f"A call about box {action.id} is on its way; its outcome comes first."
+        return BUSY, f"A call about box {action.id} is on its way; its outcome comes first."
     return None
 
 
@@ -436,7 +440,8 @@ def within_what_was_granted(action: Effect, situation: Situation) -> Objection |
     if situation.grant is None:
         return None
     offer = situation.offer(action.offer_id) if isinstance(action, RentBox) else None
-    said = beyond(situation.grant, action, offer, situation.now)
+    measured = situation.proofs_per_hour(offer) if offer else None
+    said = beyond(situation.grant, action, offer, situation.now, proofs_per_hour=measured)
     return None if said is None else ("beyond_approval", said)
 
 
@@ -539,6 +544,7 @@ SAFETY_RULES: Final[tuple[Rule[Removal], ...]] = (
 ORDER_RULES: Final[tuple[Rule[Removal], ...]] = (
     inventory_is_known,  # ownership cannot be seen without it
     box_is_ours,
+    box_is_not_protected,  # no brake, but a person's own word; the later one of two holds
     box_is_not_going_already,
 )
 
@@ -568,22 +574,14 @@ RULES: Final[Mapping[Actor, Rules]] = {
 # --- questions that others ask too ------------------------------------------------------------------------------------
 
 
-def unmet_floor(offer: Offer, policy: Policy) -> str | None:
-    """The first floor that `offer` does not meet, in words; None when it meets all."""
-    floors = policy.offers
-    if floors.gpu_names and offer.gpu_name not in floors.gpu_names:
-        return f"{offer.gpu_name} is not among the allowed GPUs"
-    if offer.gpu_ram_mb < floors.min_gpu_ram_gb * 1000:
-        return f"{offer.gpu_ram_mb / 1000:.0f} GB of GPU memory is under the floor of {floors.min_gpu_ram_gb} GB"
-    if offer.reliability < floors.min_reliability:
-        return f"reliability {offer.reliability:.3f} is under the floor of {floors.min_reliability:g}"
-    if offer.inet_down_mbps < floors.min_inet_down_mbps:
-        return f"{offer.inet_down_mbps:.0f} Mb/s down is under the floor of {floors.min_inet_down_mbps} Mb/s"
-    if floors.verified_only and not offer.verified:
-        return "the host is not verified"
-    if floors.whole_machine and offer.gpu_share < 1:
-        return "it is a share of a machine"
-    return None
+def is_another(listed: Instance, box: Box) -> bool:
+    """Whether the list speaks against it that what it shows under the number of our box is that box.
+
+    A label can get lost at the provider, so another one than ours speaks against it only where it is a label of fleets;
+    and with our own label it is ours on whatever machine it was made, for it is billed to us.
+    """
+    label = parse_label(listed.label)
+    return label != parse_label(box.label) and (label is not None or listed.machine_id != box.machine_id)
 
 
 def is_idle(box: Box, demand: Known[Demand] | Unknown, now: datetime) -> bool:

@@ -210,7 +210,7 @@ class Notes(Frozen):
 
 
 class Approval(Frozen):
-    """An action that waits for a person's word."""
+    """An action that waits for a person's word, or has it and waits for its time."""
 
     key: str
     tool: str
@@ -219,6 +219,7 @@ class Approval(Frozen):
     asked_at: datetime
     bound: str = ""
     """What a person's word would grant, in words."""
+    approved_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -252,6 +253,8 @@ class Standing(Frozen):
     last_bands: dict[str, str]
     """Of the newest look that somebody decided on, see `domain.waking`; empty before the first."""
     last_review_at: datetime | None
+    too_soon: tuple[str, ...] = ()
+    """What the newest run that asked the model was refused for the time being; the tools, in its order."""
     bans: tuple[Ban, ...] = ()
     """In force, newest first."""
     benchmarks: tuple[Benchmark, ...] = ()

@@ -8,6 +8,9 @@ moved.
 Bands have soft edges. A queue that goes to and fro between 15 and 16 crosses the edge of a band at each look; it wakes
 the agent once, and again only when it has gone well past the edge.
 
+What was refused only because it came too soon is asked about again at the next heartbeat: nothing that a look shows
+would ever tell that its time has come.
+
 Trouble that lasts is no change either. That the fleet does not fit the work, that the outcome of a call is unknown,
 that an action waits for a person's word: each wakes when it comes and when it goes. While it stays as it is, the model
 has had its say on it: whoever wants another look before the next review schedules a check.
@@ -98,6 +101,7 @@ def reasons_to_ask(
     reasons = [
         *([reason_of(claimed)] if came else []),
         *(changes(look, standing.last_bands) if standing.last_bands else ["the first look"]),
+        *([f"{', '.join(standing.too_soon)} came too soon"] if standing.too_soon else []),
         *(["a review was asked for"] if run.force_review else []),
     ]
     every, reviewed_at = standing.policy.run.review_every, standing.last_review_at

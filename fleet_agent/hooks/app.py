@@ -31,7 +31,7 @@ from starlette.routing import Route
 from fleet_agent.domain.box_reports import BoxReport
 from fleet_agent.errors import FixSetup, FleetAgentError
 from fleet_agent.hooks.formats import events_of
-from fleet_agent.hooks.rate import Buckets
+from fleet_agent.hooks.rate import WORDS, Buckets
 from fleet_agent.ports import Clock
 from fleet_agent.store import reports, tokens
 from fleet_agent.store.database import Database
@@ -99,7 +99,7 @@ class _Door:
         box = await asyncio.to_thread(self._box_of, request.path_params["token"])
         if box is None:
             raise HTTPException(404, "no box has this token")
-        if not self._buckets.take(box.fleet, f"{A_BOX} {box.key}"):
+        if not self._buckets.take(box.fleet, f"{A_BOX} {box.key}", most=WORDS):
             raise HTTPException(429, "too many words of this box", RETRY_AFTER)
         said = _report(await _body(request, LARGEST_REPORT))
         return JSONResponse({"drain": await asyncio.to_thread(self._keep, box, said)})
@@ -109,7 +109,7 @@ class _Door:
             return reports.box_of(tx, token)
 
     def _keep(self, box: reports.Speaker, said: BoxReport) -> bool:
-        with self._database.exclusive(box.fleet) as tx:
+        with self._database.shared(box.fleet) as tx:
             return reports.record(tx, box, said, now=self._clock.now())
 
     def _fleet_of(self, token: str) -> str | None:

@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from fleet_agent.sim import boxes, vast_wire
 from fleet_agent.sim.catalogue import GPUS
-from fleet_agent.sim.market import Instance, Market, Order, Refused
+from fleet_agent.sim.market import Charge, Instance, Market, Order, Refused
 from fleet_agent.sim.vast_wire import PAGE_MOST, BadQuery, Json
 
 STATUS_OF = {
@@ -377,18 +377,23 @@ class VastFace:
         }
 
     def charges(self, call: Call) -> Json:
-        """A row for each box and UTC day."""
+        """A row for each contract, gone or not, that cost something on the UTC days asked for."""
         since, until = _window(call, "day")
-        days = _days(max(since, self.market.opened_at), min(until, self.market.clock.now()))
-        rows = [vast_wire.charge_row(bill) for day in days for bill in self.market.charges(*day)]
+        by_contract: dict[int, list[tuple[datetime, Charge]]] = {}
+        for day in _days(self.market.opened_at, self.market.clock.now()):
+            if since <= day <= until:
+                for bill in self.market.charges(day, day + timedelta(days=1)):
+                    by_contract.setdefault(bill.instance.id, []).append((day, bill))
+        rows = [vast_wire.charge_row(days) for days in by_contract.values()]
         kinds = call.query("select_filters", {}).get("type", {})
-        return _ledger_page(call, [row for row in rows if vast_wire.satisfies(row, {"type": kinds})])
+        wanted = [row for row in rows if vast_wire.satisfies(row, {"type": kinds})]
+        return _ledger_page(call, wanted, told_apart_by="source", limit=100, most=500)
 
     def invoices(self, call: Call) -> Json:
         since, until = _window(call, "when")
         deposits = enumerate(self.market.deposits, start=1)
         rows = [vast_wire.invoice_row(number, at, usd) for number, (at, usd) in deposits if since <= at <= until]
-        return _ledger_page(call, rows)
+        return _ledger_page(call, rows, told_apart_by="amount", limit=60, most=100)
 
     def ssh_keys(self, call: Call) -> list[Json]:
         return list(self.account.ssh_keys.values())
@@ -555,20 +560,21 @@ def _window(call: Call, column: str) -> tuple[datetime, datetime]:
     return since, until
 
 
-def _days(since: datetime, until: datetime) -> Iterator[tuple[datetime, datetime]]:
-    """The parts of a window that lie in different UTC days."""
-    while since < until:
-        midnight = since.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
-        yield since, min(midnight, until)
-        since = midnight
+def _days(since: datetime, until: datetime) -> Iterator[datetime]:
+    """The UTC days that a stretch of time touches, each by its first instant."""
+    day = since.replace(hour=0, minute=0, second=0, microsecond=0)
+    while day <= until:
+        yield day
+        day += timedelta(days=1)
 
 
-def _ledger_page(call: Call, rows: list[Json]) -> Json:
-    direction = "desc" if call.query("latest_first", False) else "asc"
+def _ledger_page(call: Call, rows: list[Json], *, told_apart_by: str, limit: int, most: int) -> Json:
+    """`limit` where the caller names none, and `most` whatever he names."""
+    direction = "desc" if call.query("latest_first", True) else "asc"
     page, next_token = vast_wire.paged(
         rows,
-        order=[("start", direction), ("source", "asc"), ("amount", "asc")],
-        limit=min(int(call.query("limit", 20)), 100),
+        order=[("start", direction), (told_apart_by, "asc")],
+        limit=min(int(call.query("limit", limit)), most),
         after_token=call.request.query_params.get("after_token"),
     )
     return {"success": True, "count": len(page), "total": len(rows), "next_token": next_token, "results": page}

@@ -152,25 +152,34 @@ def _complaint(trouble: Trouble, seconds: float) -> str:
     return trouble.message.format(seconds=10 - int(seconds) % 10)
 
 
-def charge_row(charge: Charge) -> Json:
-    """One box on one day, with what it was spent on."""
-    box = charge.instance
-    row = _billing_row(charge, "instance", f"instance-{box.id}", f"Instance {box.id}", charge.usd) | {
-        "metadata": {"label": box.label, "gpu_name": box.machine.gpu.name, "num_gpus": box.machine.gpus_per_lot}
+def charge_row(days: Sequence[tuple[datetime, Charge]]) -> Json:
+    """One contract with what it cost on these UTC days, each told by its first instant, and what it was spent on.
+
+    `start` and `end` are the first and the last of them, and dollars have three decimals.
+    """
+    stretch, box = (days[0][0], days[-1][0]), days[0][1].instance
+    spent_on = {
+        "gpu": sum((day.gpu_usd for _, day in days), Decimal(0)),
+        "disk": sum((day.disk_usd for _, day in days), Decimal(0)),
+        "bwd": sum((day.traffic_usd for _, day in days), Decimal(0)),
     }
-    spent_on = (("gpu", charge.gpu_usd), ("disk", charge.disk_usd), ("download", charge.traffic_usd))
-    row["items"] = [_billing_row(charge, kind, "", kind, usd) for kind, usd in spent_on if usd]
-    return row
+    told = f"Instance {box.id} Charges - {(stretch[1] - stretch[0]).days + 1} days"
+    return _billing_row(stretch, "instance", f"instance-{box.id}", told, sum(spent_on.values(), Decimal(0))) | {
+        "metadata": {"label": box.label} if box.label else {},
+        "items": [_billing_row(stretch, kind, None, "", usd) for kind, usd in spent_on.items() if usd],
+    }
 
 
-def _billing_row(charge: Charge, kind: str, source: str, description: str, usd: Decimal) -> Json:
+def _billing_row(
+    stretch: tuple[datetime, datetime], kind: str, source: str | None, description: str, usd: Decimal
+) -> Json:
     return {
-        "start": charge.since.timestamp(),
-        "end": charge.until.timestamp(),
+        "start": int(stretch[0].timestamp()),
+        "end": int(stretch[1].timestamp()),
         "type": kind,
         "source": source,
         "description": description,
-        "amount": float(usd),
+        "amount": round(float(usd), 3),
         "metadata": {},
         "items": [],
     }

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from fleet_agent.domain.actions import DestroyBox, DrainBox, Effect, NotifyHuman, RentBox
 from fleet_agent.domain.box_reports import BoxHook, no_hook
 from fleet_agent.domain.fleet import Label, Offer
-from fleet_agent.domain.hosts import Failure, failure_of_a_rent
+from fleet_agent.domain.hosts import InVain, what_follows
 from fleet_agent.domain.ledger import ActionStatus, Ruled
 from fleet_agent.domain.money import show_rate
 from fleet_agent.domain.policy import Policy
@@ -68,6 +68,9 @@ class _Fenced:
     async def mark_sent(self, key: str, *, send_by: timedelta, hook_digest: str | None = None) -> Ruling:
         return await self.journal.mark_sent(self.run, key, send_by=send_by, hook_digest=hook_digest)
 
+    async def drop(self, key: str, why: str) -> None:
+        await self.journal.drop(self.run, key, why)
+
     async def record_outcome(
         self,
         key: str,
@@ -75,9 +78,9 @@ class _Fenced:
         outcome: str,
         *,
         vast_id: int | None = None,
-        blame: Failure | None = None,
+        in_vain: InVain | None = None,
     ) -> None:
-        await self.journal.record_outcome(key, status, outcome, vast_id=vast_id, blame=blame)
+        await self.journal.record_outcome(key, status, outcome, vast_id=vast_id, in_vain=in_vain)
 
 
 async def act(hands: Hands, effect: Effect, ruled: Ruled) -> Result:
@@ -165,7 +168,7 @@ def outcome_of(error: FleetAgentError) -> ActionStatus:
 async def _rent(hands: Hands, offer: Offer, ruled: Ruled) -> Result:
     changed = await _offer_changed(hands.market, ruled.policy, offer)
     if changed is not None:
-        await hands.ledger.record_outcome(ruled.key, ActionStatus.FAILED, changed)
+        await hands.ledger.drop(ruled.key, changed)
         return _told(ActionStatus.FAILED, changed)
     hook = hands.draw_hook()
     order = _order(hands, ruled, offer, hook, send_by=hands.clock.elapsed() + SEND_BY)
@@ -180,8 +183,11 @@ async def _offer_changed(market: Market, policy: Policy, judged: Offer) -> str |
         return f"offer {judged.id} could not be read again ({error.cause})"
     if not found:
         return f"offer {judged.id} is gone; search again"
-    if found[0].usd_per_hour > judged.usd_per_hour:
-        return f"offer {judged.id} now costs {show_rate(found[0].usd_per_hour)}; search again"
+    (now,) = found
+    if (now.machine_id, now.gpu_name, now.num_gpus) != (judged.machine_id, judged.gpu_name, judged.num_gpus):
+        return f"offer {judged.id} is another machine now; search again"
+    if now.usd_per_hour > judged.usd_per_hour:
+        return f"offer {judged.id} now costs {show_rate(now.usd_per_hour)}; search again"
     return None
 
 
@@ -221,7 +227,7 @@ async def _send(
         done = await call()
     except FleetAgentError as error:
         status = outcome_of(error)
-        await hands.ledger.record_outcome(ruled.key, status, error.cause, blame=failure_of_a_rent(error))
+        await hands.ledger.record_outcome(ruled.key, status, error.cause, in_vain=what_follows(error))
         if isinstance(error, FixSetup):
             raise
         return _told(status, error.cause if status is ActionStatus.UNKNOWN else str(error))

@@ -39,11 +39,14 @@ async def glance(run: Run, ports: Ports) -> Observation:
 async def _look_around(
     ports: Ports,
 ) -> tuple[Known[Inventory] | Unknown, Known[Demand] | Unknown, Known[Account] | Unknown]:
-    return await asyncio.gather(
+    inventory, demand, account = await asyncio.gather(
         _look(ports.market.inventory(), ports),
         _look(ports.demand.demand(), ports),
         _look(ports.market.account(), ports),
     )
+    if isinstance(inventory, Known):  # it may be that of a moment ago
+        inventory = Known(value=inventory.value, seen_at=inventory.value.seen_at)
+    return inventory, demand, account
 
 
 async def _observation(

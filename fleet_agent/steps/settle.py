@@ -5,7 +5,7 @@ answer was lost is found or, after its grace, expired. What is still open here s
 
 An approval granted a bound, not an offer. So what was asked about is looked for again, and what lies within the bound
 now is judged by every rule once more and carried out; where nothing does, the approval is used up all the same, for a
-person who says yes to a price does not say yes for ever.
+person who says yes to a price does not say yes for ever. What only time is in the way of waits for the next run.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet_agent.domain.actions import Effect, RentBox
-from fleet_agent.domain.hosts import machines_of
-from fleet_agent.domain.ledger import Listing, Unsettled
-from fleet_agent.domain.observation import Observation, Unknown
+from fleet_agent.domain.approvals import beyond
+from fleet_agent.domain.fleet import Offer
+from fleet_agent.domain.hosts import machines_of, measured_rate
+from fleet_agent.domain.ledger import ActionStatus, Listing, Unsettled
+from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.run import Approved, Run, Standing
 from fleet_agent.domain.show import one_line
 from fleet_agent.errors import TryLater
@@ -43,14 +45,14 @@ async def settle(run: Run, ports: Ports, standing: Standing, seen: Observation) 
 
 
 async def _carry_out(run: Run, ports: Ports, standing: Standing, seen: Observation, approved: Approved) -> str | None:
-    """What became of it; None where it has to wait, because not everything could be seen that its rules look at."""
-    if isinstance(seen.inventory, Unknown) or isinstance(seen.demand, Unknown):
-        return None
+    """What became of it; None where it has to wait."""
     try:
         action, listing = await within_the_bound(ports, standing, approved)
     except TryLater:
         return None
     ruled = await ports.journal.carry_out_approved(run, approved.key, action, observation=seen, listing=listing)
+    if ruled.status is ActionStatus.AWAITING_APPROVAL:
+        return None
     result = await act(hands_of(run, ports, standing), action, ruled)
     return f"{action.name} {approved.key}: {one_line(result.sentence)}"
 
@@ -66,9 +68,18 @@ async def within_the_bound(ports: Ports, standing: Standing, approved: Approved)
         num_gpus=grant.num_gpus,
         banned=machines_of(standing.bans),
     )
-    fitting = [offer for offer in await ports.market.offers(alike) if offer.usd_per_hour <= grant.max_usd_per_hour]
+    found, now = await ports.market.offers(alike), ports.clock.now()
+    fitting = [
+        offer
+        for offer in found
+        if beyond(grant, approved.action, offer, now, proofs_per_hour=_measured(standing, offer)) is None
+    ]
     same = [offer for offer in fitting if offer.id == approved.action.offer_id]
     chosen = (same or fitting)[:1]
     if not chosen:
         return approved.action, Listing()
     return approved.action.model_copy(update={"offer_id": chosen[0].id}), Listing(offers=tuple(chosen))
+
+
+def _measured(standing: Standing, offer: Offer) -> float | None:
+    return measured_rate(standing.benchmarks, offer.machine_id, offer.num_gpus)

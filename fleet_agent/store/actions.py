@@ -19,18 +19,18 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, cast
 
-from sqlalchemy import Select, update
+from sqlalchemy import ColumnElement, Select, update
 from sqlalchemy.orm import Session
 from sqlmodel import and_, col, or_, select
 
 from fleet_agent.domain.actions import TOOLS, DestroyBox, DrainBox, Effect, RentBox
 from fleet_agent.domain.approvals import Grant, bound_of
 from fleet_agent.domain.fleet import Label, Offer, Stage
-from fleet_agent.domain.hosts import Failure, machines_of
+from fleet_agent.domain.hosts import Failure, InVain, machines_of
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.policy import Policy
-from fleet_agent.domain.rules import DRY_RUN, Actor, Decision, Mode, Removal, Ruling, Situation, judge
+from fleet_agent.domain.rules import BUSY, DRY_RUN, PASSING, Actor, Decision, Mode, Removal, Ruling, Situation, judge
 from fleet_agent.domain.run import Approval, Approved, Run
 from fleet_agent.domain.watch import Order
 from fleet_agent.store import hosts, ledger, session, tables
@@ -76,36 +76,51 @@ def propose(
 def _judged(
     tx: Session, asker: Asker, wanted: Wanted, observation: Observation, listing: Listing, now: datetime
 ) -> Ruled:
-    action, key = wanted.action, f"{wanted.key}-{_random_suffix()}"
     situation = situation_of(tx, asker, observation, listing, now=now)
-    ruling = judge(action, situation)
-    offer = situation.offer(action.offer_id) if isinstance(action, RentBox) else None
     row = Action(
         fleet=asker.fleet,
-        key=key,
+        key=f"{wanted.key}-{_random_suffix()}",
         actor=asker.actor.value,
         run_id=asker.run and asker.run.run_id,
         call_id=wanted.call_id,
-        tool=action.name,
-        arguments=action.model_dump(mode="json"),
-        offer=offer and offer.model_dump(mode="json"),
-        box_key=_box_key(action, key, situation),
-        policy_version=session.state(tx, asker.fleet).policy_version,
+        tool=wanted.action.name,
+        arguments={},
         tainted=situation.tainted,
         created_at=now,
-        ruling=ruling.decision.value,
-        code=ruling.code,
-        sentence=ruling.sentence,
-        status=_first_status(ruling, situation.mode).value,
+        ruling="",
+        code="",
+        sentence="",
+        status="",
     )
-    if offer is not None and row.status == ActionStatus.INTENDED:
-        row.reserved_usd_per_hour = offer.usd_per_hour
-    if row.status == ActionStatus.AWAITING_APPROVAL:
-        row.grant_expires_at = now + situation.policy.approvals.expire_after
-        row.grant = bound_of(action, offer, expires_at=row.grant_expires_at).model_dump(mode="json")
+    _rule(tx, row, wanted.action, situation, judge(wanted.action, situation))
     tx.add(row)
     tx.flush()
     return ruled(row, situation.policy)
+
+
+def _rule(tx: Session, row: Action, action: Effect, situation: Situation, ruling: Ruling) -> None:
+    """Write down the ruling on `action`, with what it was judged by, reserves, or waits for."""
+    offer = situation.offer(action.offer_id) if isinstance(action, RentBox) else None
+    row.arguments = action.model_dump(mode="json")
+    row.box_key = _box_key(action, row.key, situation) or row.box_key
+    row.policy_version = session.state(tx, row.fleet).policy_version
+    row.ruling, row.code, row.sentence = ruling.decision.value, ruling.code, ruling.sentence
+    row.status = _first_status(ruling, situation.mode).value
+    row.reserved_usd_per_hour = Decimal(0)
+    if offer is not None:
+        row.offer = offer.model_dump(mode="json")
+        if row.status == ActionStatus.INTENDED:
+            row.reserved_usd_per_hour = offer.usd_per_hour
+    if row.status == ActionStatus.AWAITING_APPROVAL:
+        row.grant_expires_at = situation.now + situation.policy.approvals.expire_after
+        bound = bound_of(
+            action,
+            offer,
+            floors=situation.policy.offers,
+            proofs_per_hour=situation.proofs_per_hour(offer) if offer else None,
+            expires_at=row.grant_expires_at,
+        )
+        row.grant = bound.model_dump(mode="json")
 
 
 def ruled(row: Action, policy: Policy) -> Ruled:
@@ -149,8 +164,8 @@ def _random_suffix() -> str:
 # --- what waits for a person's word ----------------------------------------------------------------------------------
 
 
-def open_approvals(tx: Session, fleet: str) -> tuple[Approval, ...]:
-    """What waits for a person's word, oldest first."""
+def approvals(tx: Session, fleet: str) -> tuple[Approval, ...]:
+    """What waits for a person's word, and what has it and waits for its time, oldest first."""
     return tuple(
         Approval(
             key=row.key,
@@ -159,9 +174,15 @@ def open_approvals(tx: Session, fleet: str) -> tuple[Approval, ...]:
             sentence=row.sentence,
             asked_at=row.created_at,
             bound="" if row.grant is None else Grant.model_validate(row.grant).in_words(),
+            approved_by=row.approved_by,
         )
-        for row in tx.scalars(_awaiting(fleet).where(col(Action.approved_at).is_(None)))
+        for row in tx.scalars(_awaiting(fleet))
     )
+
+
+def open_approvals(tx: Session, fleet: str) -> tuple[Approval, ...]:
+    """Of these, what no person has answered yet."""
+    return tuple(approval for approval in approvals(tx, fleet) if approval.approved_by is None)
 
 
 def approve(tx: Session, fleet: str, key: str, *, who: str, now: datetime) -> str | Grant:
@@ -202,8 +223,8 @@ def _asked(tx: Session, fleet: str, key: str, now: datetime) -> Action | str:
 
 
 def expire_approvals(tx: Session, fleet: str, *, now: datetime) -> None:
-    """What nobody answered in time, and what was granted and not used in time, is refused."""
-    for row in tx.scalars(_awaiting(fleet)):
+    """What nobody answered in time, and what was granted and not sent in time, is over."""
+    for row in tx.scalars(select(Action).where(_waits_or_is_intended(fleet))):
         if row.grant_expires_at is not None and row.grant_expires_at <= now:
             settle(row, ActionStatus.EXPIRED, "the approval was not given, or not used, in time", now)
 
@@ -216,12 +237,7 @@ def approved(tx: Session, fleet: str) -> tuple[Approved, ...]:
     """
     rows = tx.scalars(
         select(Action)
-        .where(
-            Action.fleet == fleet,
-            # As two conditions, each of which has an index: a list of both has none.
-            or_(Action.status == ActionStatus.AWAITING_APPROVAL, Action.status == ActionStatus.INTENDED),
-            col(Action.approved_at).is_not(None),
-        )
+        .where(_waits_or_is_intended(fleet), col(Action.approved_at).is_not(None))
         .order_by(col(Action.id))
     )
     return tuple(
@@ -240,8 +256,9 @@ def carry_out_approved(
 ) -> Ruled:
     """Judge an approved action anew, by every rule and within its bound; its row becomes the intent, or is refused.
 
-    `action` is what lies within the bound now: a rent may name another offer than was asked about. Used once. An intent
-    that was interrupted before it was sent is judged anew as well, for time has passed.
+    `action` is what lies within the bound now: a rent may name another offer than was asked about. Used once; but what
+    only time is in the way of goes on waiting, for nobody is asked again about what he has answered. An intent that was
+    interrupted before it was sent is judged anew as well, for time has passed.
     """
     row = action_of(tx, key)
     if row.status == ActionStatus.INTENDED and row.approved_at is not None:
@@ -252,15 +269,12 @@ def carry_out_approved(
     asker = Asker(fleet=run.fleet, actor=Actor(row.actor), run=run, grant=Grant.model_validate(row.grant))
     situation = situation_of(tx, asker, observation, listing, now=now)
     ruling = judge(action, situation)
-    offer = situation.offer(action.offer_id) if isinstance(action, RentBox) else None
-    row.arguments = action.model_dump(mode="json")
-    row.ruling, row.code = ruling.decision.value, ruling.code
-    row.sentence = ruling.sentence if ruling.decision is not Decision.ALLOW else f"Approved by {row.approved_by}."
-    row.status = _first_status(ruling, situation.mode).value
-    row.policy_version = session.state(tx, run.fleet).policy_version
-    if offer is not None:
-        row.offer = offer.model_dump(mode="json")
-        row.reserved_usd_per_hour = offer.usd_per_hour if row.status == ActionStatus.INTENDED else Decimal(0)
+    if ruling.decision is Decision.REFUSE and ruling.code in PASSING:
+        row.sentence = f"Approved by {row.approved_by}, and waits: {ruling.sentence}"
+        return ruled(row, situation.policy)
+    _rule(tx, row, action, situation, ruling)
+    if ruling.decision is Decision.ALLOW:
+        row.sentence = f"Approved by {row.approved_by}."
     tx.flush()
     return ruled(row, situation.policy)
 
@@ -277,9 +291,16 @@ def order(tx: Session, fleet: str, action: Removal, *, who: str, now: datetime) 
         return f"box {action.id} is {box.stage} already"
     if _is_ordered(tx, box, action):
         return f"{action.name} of box {action.id} is ordered already"
-    tx.add(_order(fleet, action, box, who, now))
+    tx.add(_order(fleet, action, box, _by(who), now))
     notify_bell(tx, fleet)
     return None
+
+
+def order_on(tx: Session, before: Action, action: Removal, *, now: datetime) -> None:
+    """Go on with what a person ordered `before`, in the same name; nothing where that is under way."""
+    box = tx.get(tables.Box, before.box_key)
+    if box is not None and not _is_ordered(tx, box, action):
+        tx.add(_order(before.fleet, action, box, before.sentence, now))
 
 
 def _is_ordered(tx: Session, box: tables.Box, action: Removal) -> bool:
@@ -331,7 +352,7 @@ def order_destroy(tx: Session, fleet: str, vast_id: int, *, who: str = "a person
     sent; returns its key. To be called after a look that showed the box to be ours.
     """
     box = ledger.live_box(tx, fleet, vast_id)
-    row = _order(fleet, DestroyBox(id=vast_id, reason="emergency stop"), box, who, now)
+    row = _order(fleet, DestroyBox(id=vast_id, reason="emergency stop"), box, _by(who), now)
     row.status, row.sent_at = ActionStatus.SENT.value, real_now(tx)
     tx.add(row)
     if box is not None:
@@ -339,7 +360,11 @@ def order_destroy(tx: Session, fleet: str, vast_id: int, *, who: str = "a person
     return row.key
 
 
-def _order(fleet: str, action: Removal, box: tables.Box | None, who: str, now: datetime) -> Action:
+def _by(who: str) -> str:
+    return f"Ordered by {who}."
+
+
+def _order(fleet: str, action: Removal, box: tables.Box | None, sentence: str, now: datetime) -> Action:
     return Action(
         fleet=fleet,
         key=f"{Actor.OPERATOR.value}{action.id}-{_random_suffix()}",
@@ -350,7 +375,7 @@ def _order(fleet: str, action: Removal, box: tables.Box | None, who: str, now: d
         created_at=now,
         ruling=Decision.ALLOW.value,
         code=Actor.OPERATOR.value,
-        sentence=f"Ordered by {who}.",
+        sentence=sentence,
         status=ActionStatus.INTENDED.value,
     )
 
@@ -369,12 +394,13 @@ def mark_sent(
     run: Run | None = None,
 ) -> Ruling:
     """Commit that the call is about to be made, or rule that it must not be. The caller holds the fence of `run`."""
+    expire_approvals(tx, fleet, now=now)
     row = action_of(tx, key)
     box = tx.get(tables.Box, row.box_key) if row.box_key else None
     sent_at = real_now(tx)
     refusal = reason_not_to_send(row, box, session.state(tx, fleet), sent_at) or _banned_since(tx, row, now)
     if refusal is not None:
-        if row.status == ActionStatus.INTENDED:
+        if row.status == ActionStatus.INTENDED and not (row.actor == Actor.OPERATOR and refusal.code in PASSING):
             row.status = (ActionStatus.DRY if refusal.code == DRY_RUN else ActionStatus.REFUSED).value
             row.ruling, row.code, row.sentence = refusal.decision.value, refusal.code, refusal.sentence
             row.reserved_usd_per_hour = Decimal(0)
@@ -401,6 +427,8 @@ def reason_not_to_send(row: Action, box: tables.Box | None, state: tables.Sessio
         return _refuse("not_intended", f"This action is {status.value} already.")
     if held and mode is Mode.PAUSED and row.tool in _ABOUT_BOXES:
         return _refuse("paused", "The fleet was paused after this was allowed.")
+    if held and state.frozen_because and row.tool in _ABOUT_BOXES:
+        return _refuse("frozen", f"The list of boxes is in doubt since this was allowed: {state.frozen_because}.")
     if held and state.scale_out_paused and row.tool == RentBox.name:
         return _refuse("scale_out_paused", "Renting was paused after this was allowed.")
     if held and state.rent_breaker and row.tool == RentBox.name:
@@ -411,10 +439,10 @@ def reason_not_to_send(row: Action, box: tables.Box | None, state: tables.Sessio
         return _refuse("policy_changed", "The policy was changed after this was allowed; ask again.")
     if box is not None and box.stage in (Stage.DESTROYING, Stage.GONE):
         return _refuse("already_destroying", f"Box {box.vast_id} is {box.stage} already.")
-    if box is not None and held and box.protected:
+    if box is not None and box.protected:
         return _refuse("protected", f"Box {box.vast_id} was protected after this was allowed.")
-    if box is not None and box.busy_until is not None and box.busy_until > at:
-        return _refuse("busy", f"A call about box {box.vast_id} is on its way; its outcome comes first.")
+    if box is not None and box.busy_until is not None and box.busy_until > at:  # a person's order waits for that
+        return _refuse(BUSY, f"A call about box {box.vast_id} is on its way; its outcome comes first.")
     return None
 
 
@@ -449,6 +477,14 @@ def _box_of_rent(row: Action, installation_name: str, hook_digest: str | None, n
     )
 
 
+def drop(tx: Session, key: str, why: str, *, now: datetime) -> None:
+    """What was intended is not sent after all, and reserves nothing. The caller holds the fence of its run: who was
+    overtaken does not know what became of the intent since, and must not undo what another one has sent."""
+    row = action_of(tx, key)
+    if row.status == ActionStatus.INTENDED:
+        settle(row, ActionStatus.FAILED, why, now)
+
+
 # --- what became of it -----------------------------------------------------------------------------------------------
 
 
@@ -459,13 +495,13 @@ def record_outcome(
     outcome: str,
     *,
     vast_id: int | None,
-    blame: Failure | None = None,
+    in_vain: InVain | None = None,
     now: datetime,
 ) -> None:
     """What the provider answered, or that its answer is unknown. DONE is never overwritten.
 
     Nor does a late "unknown" reopen what a look has settled: nothing would settle it again. Never fenced, for it is a
-    fact. `blame`: what it says of the machine of a rent.
+    fact. `in_vain`: what follows from a rent that came to nothing.
     """
     row = action_of(tx, key)
     box = tx.get(tables.Box, row.box_key) if row.box_key else None
@@ -483,20 +519,26 @@ def record_outcome(
                 ledger.back(box, now)
         case RentBox.name, ActionStatus.FAILED:
             ledger.gone(box, outcome, now)
-            if blame is not None:
-                _in_vain(tx, box, blame, outcome, now)
+            if in_vain is not None:
+                was_in_vain(tx, box, in_vain, outcome, now)
         case DestroyBox.name, ActionStatus.FAILED if box.stage == Stage.DESTROYING:
             ledger.back(box, now)
         case _:
             pass
 
 
-def _in_vain(tx: Session, box: tables.Box, blame: Failure, outcome: str, now: datetime) -> None:
-    """Its machine is avoided for a while, and so is renting where one rent after the other comes to this."""
-    policy = session.policy(tx, box.fleet)
-    where = (box.machine_id, box.num_gpus, box.gpu_name)
-    hosts.failed(tx, box.fleet, *where, blame, outcome, by="fleet-agent", bounds=policy.bans, now=now)
-    hosts.rent_failed(tx, box.fleet, outcome, most=policy.watch.rent_failures, now=now)
+def was_in_vain(tx: Session, box: tables.Box, in_vain: InVain, why: str, now: datetime) -> None:
+    """The rent of this box came to nothing. By the default bounds where the policy cannot be read: no look, and no
+    outcome, waits for that."""
+    policy = session.policy_or_default(tx, box.fleet)
+    match in_vain:
+        case InVain.AVOID_MACHINE:
+            where = (box.machine_id, box.num_gpus, box.gpu_name)
+            by, bounds = "fleet-agent", policy.bans
+            hosts.failed(tx, box.fleet, *where, Failure.TRANSIENT, why, by=by, bounds=bounds, now=now)
+            hosts.rent_failed(tx, box.fleet, why, most=policy.watch.rent_failures, now=now)
+        case InVain.STOP_RENTING:
+            hosts.no_credit_is_given(tx, box.fleet, why, now=now)
 
 
 def settle(row: Action, status: ActionStatus, outcome: str, now: datetime) -> None:
@@ -506,37 +548,74 @@ def settle(row: Action, status: ActionStatus, outcome: str, now: datetime) -> No
 
 
 def expire_intents(tx: Session, fleet: str, *, now: datetime, of: Sequence[Actor] = _OF_A_RUN) -> None:
-    """What nobody stands behind any more will never be sent, and reserves nothing. No run outlives its intents."""
+    """What nobody stands behind any more will never be sent, and reserves nothing. No intent outlives its run; behind
+    what was approved stands a person, so that waits for the next one."""
+    intended = and_(
+        Action.fleet == fleet,
+        Action.status == ActionStatus.INTENDED,
+        col(Action.actor).in_([actor.value for actor in of]),
+    )
     tx.execute(
         update(Action)
-        .where(
-            and_(
-                Action.fleet == fleet,
-                Action.status == ActionStatus.INTENDED,
-                col(Action.actor).in_([actor.value for actor in of]),
-            )
-        )
+        .where(intended, col(Action.approved_at).is_not(None))
+        .values(status=ActionStatus.AWAITING_APPROVAL, reserved_usd_per_hour=Decimal(0))
+    )
+    tx.execute(
+        update(Action)
+        .where(intended)
         .values(status=ActionStatus.EXPIRED, outcome="who asked for it ended before it was sent", settled_at=now)
     )
 
 
-def effects_of(tx: Session, run: Run, calls: Sequence[str]) -> tuple[Ruled, ...]:
+def call_off(tx: Session, fleet: str, *, now: datetime) -> None:
+    """Nothing that anybody intended, ordered or approved is sent any more: a person stops everything."""
+    tx.execute(
+        update(Action)
+        .where(
+            _waits_or_is_intended(fleet),
+            or_(Action.status == ActionStatus.INTENDED, col(Action.approved_at).is_not(None)),
+        )
+        .values(status=ActionStatus.EXPIRED, outcome="everything was stopped before it was sent", settled_at=now)
+    )
+
+
+def effects_of(
+    tx: Session, run: Run, calls: Sequence[str], observation: Observation, *, now: datetime
+) -> tuple[Ruled, ...]:
     """The effects that these calls of the run asked for, as far as they have come.
 
-    The policy that judged them is not kept, but its version is: where it is no longer in force, `mark_sent` refuses
-    what was not sent yet.
+    What was intended and not sent is judged anew, in order, by the policy and the look of this moment: the list may be
+    unknown by now. A rent is judged by the offer that it was judged by before; its price is read again at the call.
     """
     rows = tx.scalars(
         select(Action)
         .where(Action.fleet == run.fleet, Action.run_id == run.run_id, col(Action.call_id).in_(calls))
         .order_by(col(Action.id))
-    )
+    ).all()
+    intended = [row for row in rows if row.status == ActionStatus.INTENDED]
+    for row in intended:
+        row.status, row.reserved_usd_per_hour = ActionStatus.EXPIRED.value, Decimal(0)
+    tx.flush()  # else they would stand in their own way
+    for row in intended:
+        action = _EFFECTS[row.tool].model_validate(row.arguments)
+        listing = Listing() if row.offer is None else Listing(offers=(Offer.model_validate(row.offer),))
+        situation = situation_of(tx, Asker(run.fleet, Actor(row.actor), run), observation, listing, now=now)
+        _rule(tx, row, action, situation, judge(action, situation))
+        tx.flush()
     policy = session.policy(tx, run.fleet)
     return tuple(ruled(row, policy) for row in rows)
 
 
 def action_of(tx: Session, key: str) -> Action:
     return tx.scalars(select(Action).where(Action.key == key)).one()
+
+
+def _waits_or_is_intended(fleet: str) -> ColumnElement[bool]:
+    """As two conditions, each of which has an index: a list of both has none."""
+    return and_(
+        Action.fleet == fleet,
+        or_(Action.status == ActionStatus.AWAITING_APPROVAL, Action.status == ActionStatus.INTENDED),
+    )
 
 
 def _awaiting(fleet: str) -> Select[Action]:

@@ -1,9 +1,10 @@
 """Connections, transactions, the lock of a fleet, and the clock that every process shares.
 
 A transaction comes in three sorts, and the sort says what may happen beside it. `transaction()` takes no lock.
-`shared(fleet)` is for posts to the inbox, which may run beside each other. `exclusive(fleet)` is for whatever the fence
-guards: it waits for the posts under way and holds back the next ones, so that "nothing is waiting" stays true until the
-commit. The lock is an advisory one: a row lock in share mode lets a stream of posts starve the close of a run.
+`shared(fleet)` is for posts to the inbox and for what boxes say, which may run beside each other. `exclusive(fleet)` is
+for whatever the fence guards: it waits for the posts under way and holds back the next ones, so that "nothing is
+waiting" stays true until the commit. The lock is an advisory one: a row lock in share mode lets a stream of posts
+starve the close of a run.
 
 Isolation stays READ COMMITTED on purpose: a snapshot taken before the wait for the lock would not see what the last
 holder wrote.

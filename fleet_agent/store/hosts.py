@@ -1,21 +1,31 @@
 """What is remembered of machines: the bans, how they failed, and the best they have shown. And the breaker of renting.
 
 Written by whoever sees a box fail, by the agent's `ban_host` and by a person; read before anything is rented. What
-writes is to be called within `Database.exclusive`. A number that names no machine is neither remembered nor passed over
+writes is to be called within `Database.exclusive`, but for `measured` and `rent_worked`, which boxes call by their
+words: within `Database.shared`. A number that names no machine is neither remembered nor passed over
 in silence: a sentence comes back that says so.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, func
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from sqlmodel import and_, col, select
 
-from fleet_agent.domain.hosts import LONGEST_REASON, Ban, BanBounds, Benchmark, Failure, NotBanned, no_machine
+from fleet_agent.domain.hosts import (
+    LONGEST_REASON,
+    Ban,
+    BanBounds,
+    Benchmark,
+    Failure,
+    NotBanned,
+    no_machine,
+    no_rate,
+)
 from fleet_agent.domain.show import one_line, utc
 from fleet_agent.store import audit, notices, session, tables
 from fleet_agent.store.tables import Host, HostBan
@@ -156,11 +166,10 @@ def measured(
     tx: Session, fleet: str, machine_id: int, num_gpus: int, gpu_name: str, proofs_per_hour: float, *, now: datetime
 ) -> str | None:
     """A box there measured itself: keep the best. Why it was not kept, or None; a lower rate is no reason."""
-    problem = no_machine(machine_id)
+    most = session.most_proofs_per_hour_per_gpu(tx, fleet)
+    problem = no_machine(machine_id) or no_rate(proofs_per_hour, num_gpus, most_per_gpu=most)
     if problem is not None:
         return problem
-    if not (math.isfinite(proofs_per_hour) and proofs_per_hour > 0):
-        return f"{proofs_per_hour} proofs an hour is no measurement"
     host = _host(tx, fleet, machine_id, num_gpus, gpu_name)
     if host.best_proofs_per_hour is None or proofs_per_hour >= host.best_proofs_per_hour:
         host.best_proofs_per_hour, host.measured_at = proofs_per_hour, now
@@ -181,13 +190,13 @@ def benchmarks(tx: Session, fleet: str) -> tuple[Benchmark, ...]:
 
 
 def _host(tx: Session, fleet: str, machine_id: int, num_gpus: int, gpu_name: str) -> Host:
-    """Its row. A machine that was given other GPUs has not been measured."""
+    """Its row, held until the commit: of two boxes on one machine both may speak at once. A machine that was given
+    other GPUs has not been measured."""
     session.begin(tx, fleet)
-    host = tx.get(Host, (fleet, machine_id, num_gpus))
-    if host is None:
-        host = Host(fleet=fleet, machine_id=machine_id, num_gpus=num_gpus, gpu_name=gpu_name)
-        tx.add(host)
-    elif gpu_name not in ("", host.gpu_name):
+    new = insert(Host).values(fleet=fleet, machine_id=machine_id, num_gpus=num_gpus, gpu_name=gpu_name)
+    tx.execute(new.on_conflict_do_nothing())
+    host = tx.get_one(Host, (fleet, machine_id, num_gpus), with_for_update=True)
+    if gpu_name not in ("", host.gpu_name):
         host.gpu_name, host.best_proofs_per_hour, host.measured_at = gpu_name, None, None
     return host
 
@@ -201,16 +210,31 @@ def rent_failed(tx: Session, fleet: str, reason: str, *, most: int, now: datetim
 
     A single bad host is banned; `most` failures in a row are something else, such as an image that starts nowhere, and
     each further try costs money. So a person is told, and renting waits for one. Who is out of credit has no failure of
-    renting: that is no matter of this count (`domain.hosts.failure_of_a_rent`).
+    renting: that is no matter of this count.
     """
     state = session.state(tx, fleet)
     state.rent_failures += 1
-    if state.rent_failures >= most and not state.rent_breaker:
-        state.rent_breaker = f"{state.rent_failures} rents in a row came to nothing, the last one: {_brief(reason)}"
-        text = f"Renting is paused: {state.rent_breaker}. `fleet-agent resume --scale-out` lets it go on."
-        notices.give(tx, fleet, key=f"rent breaker {utc(now)}", text=text, now=now)
-        audit.note(tx, fleet, who="fleet-agent", what="rent breaker", text=f"opened: {state.rent_breaker}", now=now)
+    if state.rent_failures >= most:
+        why = f"{state.rent_failures} rents in a row came to nothing, the last one: {_brief(reason)}"
+        _open_breaker(tx, fleet, why, now)
     return state.rent_breaker or None
+
+
+def no_credit_is_given(tx: Session, fleet: str, reason: str, *, now: datetime) -> None:
+    """The provider refuses a rent for lack of credit, whatever the account shows: no other machine would be given
+    either. Nobody is blamed; a person is told, and renting waits for one."""
+    _open_breaker(tx, fleet, f"add credit, for the provider gives none: {_brief(reason)}", now)
+
+
+def _open_breaker(tx: Session, fleet: str, why: str, now: datetime) -> None:
+    """Told once; an open one keeps its reason."""
+    state = session.state(tx, fleet)
+    if state.rent_breaker:
+        return
+    state.rent_breaker = why
+    text = f"Renting is paused: {why}. `fleet-agent resume --scale-out` lets it go on."
+    notices.give(tx, fleet, key=f"rent breaker {utc(now)}", text=text, now=now)
+    audit.note(tx, fleet, who="fleet-agent", what="rent breaker", text=f"opened: {why}", now=now)
 
 
 def rent_worked(tx: Session, fleet: str) -> None:

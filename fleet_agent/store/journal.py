@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from fleet_agent.domain.actions import Effect, Tool
 from fleet_agent.domain.fleet import Box, Inventory
-from fleet_agent.domain.hosts import Ban, Failure
+from fleet_agent.domain.hosts import Ban, InVain
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled, Unsettled
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.rules import Ruling
@@ -55,8 +55,8 @@ class PostgresJournal:
         assert request.fleet == self._fleet, "the lock is that of the journal's own fleet"
         return await self._exclusive(lambda tx: runs.open_run(tx, request, now=self._clock.now()))
 
-    async def recall(self, run: Run) -> Progress:
-        return await self._plain(lambda tx: runs.recall(tx, run))
+    async def recall(self, run: Run, observation: Observation) -> Progress:
+        return await self._fenced(run, lambda tx: runs.recall(tx, run, observation, now=self._clock.now()))
 
     async def stay_alive(self, run: Run) -> None:
         await self._noticing(run, self._plain(lambda tx: runs.renew(tx, run)))
@@ -152,6 +152,9 @@ class PostgresJournal:
             lambda tx: runs.mark_sent(tx, run, key, send_by=send_by, hook_digest=hook_digest, now=self._clock.now()),
         )
 
+    async def drop(self, run: Run, key: str, why: str) -> None:
+        await self._fenced(run, lambda tx: runs.drop(tx, run, key, why, now=self._clock.now()))
+
     async def record_outcome(
         self,
         key: str,
@@ -159,11 +162,11 @@ class PostgresJournal:
         outcome: str,
         *,
         vast_id: int | None = None,
-        blame: Failure | None = None,
+        in_vain: InVain | None = None,
     ) -> None:
         await self._exclusive(
             lambda tx: actions.record_outcome(
-                tx, key, status, outcome, vast_id=vast_id, blame=blame, now=self._clock.now()
+                tx, key, status, outcome, vast_id=vast_id, in_vain=in_vain, now=self._clock.now()
             )
         )
 

@@ -119,14 +119,20 @@ def as_box(row: tables.Box, *, busy: bool) -> Box:
         agreed_usd_per_hour=row.agreed_usd_per_hour,
         stage=Stage(row.stage),
         stage_since=row.stage_since,
-        rented_at=row.rented_at,
+        rented_at=min(row.rented_at, row.stage_since),  # no part of a way began before it, whatever the clock said
         protected=row.protected,
         drain_by=row.drain_by,
         drain_because=row.drain_because,
         tasks=row.tasks,
+        fetched=row.fetched,
         reported_at=row.reported_at,
         busy=busy,
     )
+
+
+def reports_since(tx: Session) -> datetime | None:
+    """When the first box of the installation was rented that ever reported; None where none did."""
+    return tx.scalar(select(func.min(tables.Box.rented_at)).where(col(tables.Box.reported_at).is_not(None)))
 
 
 def live_box(tx: Session, fleet: str, vast_id: int) -> tables.Box | None:

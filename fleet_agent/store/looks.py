@@ -9,25 +9,25 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import func
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from sqlmodel import col, select
 
-from fleet_agent.domain.actions import DestroyBox, RentBox
+from fleet_agent.domain.actions import DestroyBox, DrainBox, RentBox
 from fleet_agent.domain.fleet import Box, Instance, Offer, Stage, parse_label
 from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled
 from fleet_agent.domain.lookout import Found, find
 from fleet_agent.domain.observation import Known, Observation
 from fleet_agent.domain.policy import Policy
 from fleet_agent.domain.rules import Actor, Decision, Mode, Removal, Ruling, judge
-from fleet_agent.domain.sight import Finding, Sight, Watched
+from fleet_agent.domain.sight import Finding, Sight, Watched, number
 from fleet_agent.domain.watch import Looked, Seen
 from fleet_agent.errors import PolicyInvalid
 from fleet_agent.store import actions, hosts, inbox, ledger, notices, samples, session, sightings, tables
 from fleet_agent.store.inbox import Post
 from fleet_agent.store.installation import installation
 from fleet_agent.store.situation import Asker, situation_of
+from fleet_agent.store.spent import MOST_USD
 from fleet_agent.store.tables import Action, Sample
 
 LOSSES_TOLD_FOR: Final = timedelta(hours=24)
@@ -43,6 +43,9 @@ HELD_BACK: Final[Mapping[str, str]] = {
 """Rulings that hold back what the watch wants, and of which a person must know; with what is to be said of them."""
 
 GONE: Final = "gone"
+
+MOST_PROOFS: Final = 2**31 - 1
+"""What a column holds. A query may count something else than proofs, and that must not end the look."""
 
 
 def record_look(tx: Session, fleet: str, seen: Seen, *, now: datetime) -> Looked:
@@ -67,7 +70,7 @@ def record_look(tx: Session, fleet: str, seen: Seen, *, now: datetime) -> Looked
     _sample(tx, fleet, observation, bands=found.bands, at=now)
     return looked.model_copy(
         update={
-            "removals": found.removals,
+            "removals": _but_what_persons_ordered(tx, sight, found, since=last and last.at, now=now),
             "findings": tuple(finding.text for finding in found.findings),
             "news": tuple(finding.text for finding in found.news),
         }
@@ -108,7 +111,7 @@ def _sight(tx: Session, fleet: str, seen: Seen, observation: Observation, last: 
         boxes=_watched(tx, fleet, observation),
         lost=_lost(tx, fleet, now),
         strangers=_strangers(tx, observation),
-        reports_since=tx.scalar(select(func.min(tables.Box.rented_at)).where(col(tables.Box.reported_at).is_not(None))),
+        reports_since=ledger.reports_since(tx),
         grace=ledger.GRACE * installation(tx).clock_speed,
         unread=seen.unread,
         last=last and last.bands,
@@ -141,9 +144,15 @@ def _rents_of(tx: Session, keys: Mapping[str, object]) -> dict[str, Action]:
 
 
 def _last_destroys_of(tx: Session, keys: Mapping[str, object]) -> dict[str, Action]:
+    """Of each box the newest that did not definitely come to nothing: one that was refused undoes none before it."""
     sent = tx.scalars(
         select(Action)
-        .where(col(Action.box_key).in_(keys), Action.tool == DestroyBox.name, col(Action.sent_at).is_not(None))
+        .where(
+            col(Action.box_key).in_(keys),
+            Action.tool == DestroyBox.name,
+            col(Action.sent_at).is_not(None),
+            Action.status != ActionStatus.FAILED,
+        )
         .order_by(col(Action.id))
     )
     return {row.box_key or "": row for row in sent}
@@ -255,10 +264,10 @@ def _sample(tx: Session, fleet: str, observation: Observation, *, bands: Mapping
         "boxes": None if ours is None else len(ours),
         "proving": None if ours is None else sum(box.stage is Stage.PROVING for box in ours),
         "in_flight": observation.in_flight_count,
-        "burn_usd_per_hour": observation.burn(),
-        "credit_usd": account and account.credit_usd,
-        "pending": demand and demand.pending,
-        "running": demand and demand.running,
+        "burn_usd_per_hour": min(observation.burn(), MOST_USD),
+        "credit_usd": account and max(-MOST_USD, min(account.credit_usd, MOST_USD)),
+        "pending": demand and min(demand.pending, MOST_PROOFS),
+        "running": demand and min(demand.running, MOST_PROOFS),
         "done_per_hour": demand and demand.done_per_hour,
         "bands": dict(bands),
     }
@@ -272,6 +281,49 @@ def _numbers_of(observation: Observation) -> set[int] | None:
 
 
 # --- what is to be done about it --------------------------------------------------------------------------------------
+
+
+def _but_what_persons_ordered(
+    tx: Session, sight: Sight, found: Found, *, since: datetime | None, now: datetime
+) -> tuple[Removal, ...]:
+    """What is left to the watch's own wish; `since`: the look before.
+
+    What a person ordered is done when the box is gone, and not before. So a destruction that came to nothing since the
+    last look is ordered again, and the end of a box that a person had drained is the person's order too: no brake of
+    the watch holds it. Who protects the box meanwhile has thought better of it, also when he ends that later.
+    """
+    going = [each.box for each in sight.boxes if not each.box.protected]
+    newest = _newest_removals_of(tx, [box.key for box in going])
+    wanted = {removal.id: removal for removal in found.removals}
+    for box in going:
+        last, own = newest.get(box.key), wanted.get(number(box))
+        if last is None or last.actor != Actor.OPERATOR:
+            continue
+        came_to_nothing = (
+            last.tool == DestroyBox.name
+            and last.status == ActionStatus.FAILED
+            and (since is None or last.settled_at is None or last.settled_at >= since)
+        )
+        has_drained = last.tool == DrainBox.name and isinstance(own, DestroyBox)
+        if came_to_nothing or has_drained:
+            reason = str(last.arguments["reason"]) if own is None else own.reason
+            actions.order_on(tx, last, DestroyBox(id=number(box), reason=reason), now=now)
+            wanted.pop(number(box), None)
+    return tuple(wanted.values())
+
+
+def _newest_removals_of(tx: Session, keys: Sequence[str]) -> dict[str, Action]:
+    """Whoever sent it, and whatever came of it."""
+    sent = tx.scalars(
+        select(Action)
+        .where(
+            col(Action.box_key).in_(keys),
+            col(Action.tool).in_((DrainBox.name, DestroyBox.name)),
+            col(Action.sent_at).is_not(None),
+        )
+        .order_by(col(Action.id))
+    )
+    return {row.box_key or "": row for row in sent}
 
 
 def propose(

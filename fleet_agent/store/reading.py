@@ -12,8 +12,9 @@ from sqlmodel import SQLModel, col, func, select
 
 from fleet_agent.domain.fleet import Stage
 from fleet_agent.domain.health import FleetHealth, PendingWake
+from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.domain.money import UsdPerHour, runway, total
-from fleet_agent.domain.rules import Mode
+from fleet_agent.domain.rules import TOO_SOON, Mode
 from fleet_agent.domain.run import Standing
 from fleet_agent.errors import PolicyInvalid
 from fleet_agent.store import (
@@ -28,7 +29,7 @@ from fleet_agent.store import (
     spent,
     tables,
 )
-from fleet_agent.store.actions import open_approvals
+from fleet_agent.store.actions import approvals, open_approvals
 from fleet_agent.store.database import real_now
 from fleet_agent.store.hosts import bans, benchmarks, in_force
 from fleet_agent.store.installation import installation, timeline_of
@@ -49,7 +50,7 @@ def standing(tx: Session, fleet: str, *, epoch: int, now: datetime) -> Standing:
         objective=state.objective,
         read_at=now,
         notes=session.notes(tx, fleet),
-        approvals=open_approvals(tx, fleet),
+        approvals=approvals(tx, fleet),
         wakes=pending(tx, fleet),
         words=words,
         words_in_all=words_in_all,
@@ -57,12 +58,27 @@ def standing(tx: Session, fleet: str, *, epoch: int, now: datetime) -> Standing:
         past_runs=past_runs,
         last_bands=state.last_bands,
         last_review_at=state.last_review_at,
+        too_soon=_too_soon(tx, fleet),
         bans=bans(tx, fleet, now=now),
         benchmarks=benchmarks(tx, fleet),
         scale_out_paused=state.scale_out_paused,
         scale_in_paused=state.scale_in_paused,
         rent_breaker=state.rent_breaker,
     )
+
+
+def _too_soon(tx: Session, fleet: str) -> tuple[str, ...]:
+    asked = select(tables.Run.run_id).where(
+        tables.Run.fleet == fleet, tables.Run.status == RunStatus.CLOSED, col(tables.Run.quiet).is_(False)
+    )
+    newest = asked.order_by(col(tables.Run.run_id).desc()).limit(1).scalar_subquery()
+    refused = select(tables.Action.tool).where(
+        tables.Action.fleet == fleet,
+        tables.Action.run_id == newest,
+        tables.Action.status == ActionStatus.REFUSED,
+        col(tables.Action.code).in_(TOO_SOON),
+    )
+    return tuple(dict.fromkeys(tx.scalars(refused.order_by(col(tables.Action.id)))))
 
 
 def standing_now(tx: Session, fleet: str) -> Standing:
@@ -77,16 +93,19 @@ def fleets(tx: Session) -> list[str]:
 
 
 def runs(tx: Session, fleet: str, *, last: int) -> list[dict[str, Any]]:
-    """The newest runs, newest first; `seconds` is real time from opening to the end, None while it is open."""
+    """The newest runs, newest first; `seconds` is real time from opening to the end, None while it is open, and
+    `box_usd` what the boxes have cost that it asked for."""
     speed = installation(tx).clock_speed
     rows = tx.scalars(
         select(tables.Run).where(tables.Run.fleet == fleet).order_by(col(tables.Run.run_id).desc()).limit(last)
-    )
+    ).all()
+    box_usd = spent.of_runs(tx, fleet, [row.run_id for row in rows])
     return [
         _row(row)
         | {
             "seconds": row.closed_at and (row.closed_at - row.opened_at).total_seconds() / speed,
             "tainted": row.tainted_until is not None,
+            "box_usd": box_usd.get(row.run_id, Decimal(0)),
         }
         for row in rows
     ]

@@ -1,7 +1,8 @@
 """What boxes say of themselves, each by its token: kept in the ledger before it is answered.
 
 A box is known by the digest of its token, and by nothing that it says. The provider's list writes the same stages, so
-what a box says waits for the look at hand, as everything does that must not cross another.
+what a box says waits for the look at hand, as a post waits for the decision at hand. It is taken beside posts and
+beside what other boxes say: there are many of them, and one that never stops talking must hold up nobody's run.
 """
 
 from __future__ import annotations
@@ -39,17 +40,22 @@ def box_of(tx: Session, token: str) -> Speaker | None:
 
 
 def record(tx: Session, box: Speaker, said: BoxReport, *, now: datetime) -> bool:
-    """Keep what the box says, and return whether it is to drain. To be called within `Database.exclusive`."""
-    row = tx.scalars(select(tables.Box).where(tables.Box.key == box.key)).one()
+    """Keep what the box says, and return whether it is to drain. To be called within `Database.shared`: the row of the
+    box is held, so that no two of its words cross."""
+    row = tx.scalars(select(tables.Box).where(tables.Box.key == box.key).with_for_update()).one()
     before = Stage(row.stage)
     stage = stage_after(before, said.stage, spoke_before=row.reported_at is not None)
     row.reported_at = now
+    if before is Stage.GONE:  # whoever has its token now, it is no box of ours that measures
+        return is_to_drain(before)
     if said.tasks is not None:
         row.tasks = said.tasks
+    if said.fetched is not None:
+        row.fetched = said.fetched
     if said.proofs_per_hour is not None:
-        row.proofs_per_hour = said.proofs_per_hour
         where = (row.machine_id, row.num_gpus, row.gpu_name)
-        hosts.measured(tx, box.fleet, *where, said.proofs_per_hour, now=now)
+        if hosts.measured(tx, box.fleet, *where, said.proofs_per_hour, now=now) is None:
+            row.proofs_per_hour = said.proofs_per_hour
     if stage is not before:
         ledger.enter(row, stage, now)
         if stage is Stage.PROVING:

@@ -275,9 +275,10 @@ def renew(tx: Session, run: Run) -> None:
         raise _superseded(run, session.state(tx, run.fleet).current_run_id)
 
 
-def recall(tx: Session, run: Run) -> Progress:
-    """How far the attempt before this one had come."""
-    row = tx.get_one(tables.Run, (run.fleet, run.run_id))
+def recall(tx: Session, run: Run, observation: Observation, *, now: datetime) -> Progress:
+    """How far the attempt before this one had come; what it intended and did not send is judged anew by this look.
+    Raises RunSuperseded."""
+    row = hold_fence(tx, run)
     said = conversation.said(tx, run.fleet, run.run_id)
     replies = [message for message in said if message.role == "assistant"]
     return Progress(
@@ -286,7 +287,9 @@ def recall(tx: Session, run: Run) -> Progress:
         usage=_usage_of(row),
         claimed=claims.held(tx, run),
         said=said,
-        ruled=actions.effects_of(tx, run, [call.id for call in replies[-1].calls]) if replies else (),
+        ruled=actions.effects_of(tx, run, [call.id for call in replies[-1].calls], observation, now=now)
+        if replies
+        else (),
     )
 
 
@@ -384,6 +387,12 @@ def mark_sent(tx: Session, run: Run, key: str, *, send_by: timedelta, hook_diges
     """The last look before a call, see `actions.mark_sent`. Raises RunSuperseded."""
     hold_fence(tx, run)
     return actions.mark_sent(tx, run.fleet, key, send_by=send_by, hook_digest=hook_digest, now=now, run=run)
+
+
+def drop(tx: Session, run: Run, key: str, why: str, *, now: datetime) -> None:
+    """See `actions.drop`. Raises RunSuperseded."""
+    hold_fence(tx, run)
+    actions.drop(tx, key, why, now=now)
 
 
 def write(tx: Session, run: Run, tool: Tool, *, answer: Message | None, now: datetime) -> Result:

@@ -49,17 +49,30 @@ def policy(tx: Session, fleet: str) -> Policy:
         ) from error
 
 
+def policy_or_default(tx: Session, fleet: str) -> Policy:
+    """For what must not wait for a policy that can be read."""
+    try:
+        return policy(tx, fleet)
+    except PolicyInvalid:
+        return Policy()
+
+
 def launch_image(tx: Session, fleet: str) -> str:
     """The image of the policy, empty where none is set. Read alone: a look is recorded whatever else is stored."""
     return find(tx, fleet).policy.get("launch", {}).get("image", "")
 
 
 def most_runs_an_hour(tx: Session, fleet: str) -> int:
-    """The bound of the alarm, or its default: a policy that cannot be read must not keep a run from opening."""
+    """The bound of the alarm: a policy that cannot be read must not keep a run from opening."""
+    return policy_or_default(tx, fleet).run.max_opened_per_hour
+
+
+def most_proofs_per_hour_per_gpu(tx: Session, fleet: str) -> float:
+    """What a box is believed, or its default: a box is heard whatever else is stored."""
     try:
-        return policy(tx, fleet).run.max_opened_per_hour
+        return policy(tx, fleet).watch.most_proofs_per_hour_per_gpu
     except PolicyInvalid:
-        return Policy().run.max_opened_per_hour
+        return Policy().watch.most_proofs_per_hour_per_gpu
 
 
 def notes(tx: Session, fleet: str) -> Notes:

@@ -3,7 +3,8 @@
 Only complete looks come here (anything less is not an `Inventory`), so absence means something; yet one absence proves
 nothing, because lists lag. Four questions are settled by looking, never by repeating a call:
 
-- a rent whose answer was lost: found by its label, it is done; not found until the end of its grace, it has expired;
+- a rent whose answer was lost: found by its label, it is done; not found until the end of its grace, it has expired,
+  and was in vain;
 - a destroy: absent for longer than the list lags, the box is gone; still there after the grace, it was not destroyed
   and counts as alive again;
 - a box that is missing unasked: gone once it was missing for a whole grace;
@@ -13,6 +14,9 @@ nothing, because lists lag. Four questions are settled by looking, never by repe
 
 A box is found by its number, whatever became of its label, and by its label while its number is not known; one that
 has neither is the matter of `unlabelled`.
+
+Everything that is waited for has its beginning in a row, and a clock that was set back leaves such rows in a time to
+come: deadlines would be as late as the clock was ahead. What a look finds there begins anew.
 """
 
 from __future__ import annotations
@@ -26,9 +30,11 @@ from sqlalchemy.orm import Session
 from sqlmodel import col, or_, select
 
 from fleet_agent.domain.actions import DestroyBox, DrainBox, Effect, RentBox
-from fleet_agent.domain.box_reports import WAY
+from fleet_agent.domain.box_reports import WAY, could_report
 from fleet_agent.domain.fleet import Instance, Inventory, Stage, ours, parse_label
+from fleet_agent.domain.hosts import InVain
 from fleet_agent.domain.ledger import ActionStatus
+from fleet_agent.domain.timeline import is_of_a_time_to_come
 from fleet_agent.store import actions, audit, hosts, ledger, spent, tables, unlabelled
 from fleet_agent.store.database import real_now
 from fleet_agent.store.installation import installation
@@ -50,6 +56,7 @@ def record_sighting(tx: Session, fleet: str, inventory: Inventory, *, now: datet
     found |= unlabelled.claim_or_ask(tx, fleet, inventory.instances, found, now=now)
     look = _Look(now=now, real_now=real_now(tx), actions=_actions_about(tx, boxes))
     for box in boxes:
+        look.begin_anew(box)
         look.settle(box, DrainBox, ActionStatus.DONE, "the box is to take no more work")  # `sent` said it already
         if _is_newer(box.looked_at, inventory, now):
             continue
@@ -58,15 +65,24 @@ def record_sighting(tx: Session, fleet: str, inventory: Inventory, *, now: datet
             _found(box, found[box.key], look)
         elif box.stage != Stage.GONE and not _is_newer(box.rented_at, inventory, now):
             box.looked_at = inventory.seen_at
-            _missed(box, look)
-    keys = {box.key for box in boxes}
+            _missed(tx, box, look)
     for instance in strangers:
-        box = _adopt(tx, fleet, instance, keys, now)
+        box = _adopt(tx, fleet, instance, now)
         box.looked_at = inventory.seen_at
         _found(box, instance, look)
-    if any(box.stage == Stage.PROVING and box.stage_since == now for box in boxes):
+    if _some_came_as_far_as_their_work(tx, boxes, now):
         hosts.rent_worked(tx, fleet)
     spent.accrue(tx, fleet, now=now)
+
+
+def _some_came_as_far_as_their_work(tx: Session, boxes: Sequence[tables.Box], now: datetime) -> bool:
+    """Just now, as far as a list can show it: of a box that could say so itself, only its own word does."""
+    run_now = [box for box in boxes if box.stage == Stage.PROVING and box.stage_since == now]
+    since = ledger.reports_since(tx) if run_now else None
+    return not all(
+        could_report(has_hook=box.hook_digest is not None, rented_at=box.rented_at, reports_since=since)
+        for box in run_now
+    )
 
 
 def _boxes_concerned(tx: Session, fleet: str, labelled: Sequence[Instance]) -> Sequence[tables.Box]:
@@ -127,11 +143,29 @@ class _Look:
         sent = [call.sent_at for call in self.calls(box, tool) if call.sent_at is not None]
         return not sent or self.real_now - max(sent) > ledger.GRACE
 
+    def begin_anew(self, box: tables.Box) -> None:
+        """What is waited for since a time to come is waited for from this moment on, and a drain for as long as it was
+        to last."""
+        if box.drain_by is not None and is_of_a_time_to_come(box.stage_since, self.now):
+            box.drain_by -= box.stage_since - self.now
+        box.stage_since = _by_now(box.stage_since, self.now)
+        box.reported_at = box.reported_at and _by_now(box.reported_at, self.now)
+        box.troubled_since = box.troubled_since and _by_now(box.troubled_since, self.now)
+        box.missed_since = box.missed_since and _by_now(box.missed_since, self.real_now)
+        if box.busy_until is not None and box.busy_until > self.real_now + ledger.GRACE:
+            box.busy_action, box.busy_until = None, None
+        for call in self.actions.get(box.key, ()):
+            call.sent_at = call.sent_at and _by_now(call.sent_at, self.real_now)
+
     def settle(self, box: tables.Box, tool: type[Effect], status: ActionStatus, outcome: str) -> None:
         """Every call of this kind whose outcome nobody saw has come to this."""
         for call in self.calls(box, tool):
             if call.status in (ActionStatus.SENT, ActionStatus.UNKNOWN):
                 actions.settle(call, status, outcome, self.now)
+
+
+def _by_now(at: datetime, now: datetime) -> datetime:
+    return now if is_of_a_time_to_come(at, now) else at
 
 
 def _found(box: tables.Box, instance: Instance, look: _Look) -> None:
@@ -151,14 +185,13 @@ def _found(box: tables.Box, instance: Instance, look: _Look) -> None:
     ledger.enter(box, _stage(box, instance), look.now)
 
 
-def _missed(box: tables.Box, look: _Look) -> None:
+def _missed(tx: Session, box: tables.Box, look: _Look) -> None:
     box.misses += 1
     box.missed_since = box.missed_since or look.real_now
     missing_for = look.real_now - box.missed_since
     if box.vast_id is None:
         if look.grace_is_over(box, RentBox):
-            look.settle(box, RentBox, ActionStatus.EXPIRED, "no box with its label appeared within the grace")
-            ledger.gone(box, "never came into being", look.now)
+            _never_came(tx, box, look)
     elif box.misses < MISSES_UNTIL_GONE:
         return
     elif box.stage == Stage.DESTROYING:
@@ -167,6 +200,17 @@ def _missed(box: tables.Box, look: _Look) -> None:
             ledger.gone(box, "destroyed", look.now)
     elif missing_for > ledger.GRACE:
         ledger.gone(box, f"missing from {box.misses} looks in a row", look.now)
+
+
+def _never_came(tx: Session, box: tables.Box, look: _Look) -> None:
+    """Of a rent that is only `sent` nobody knows whether its call was made: who made it died before he could say. That
+    says nothing of the machine."""
+    was_called = any(rent.status == ActionStatus.UNKNOWN for rent in look.calls(box, RentBox))
+    why = "no box with its label appeared within the grace"
+    look.settle(box, RentBox, ActionStatus.EXPIRED, why)
+    ledger.gone(box, "never came into being", look.now)
+    if was_called:
+        actions.was_in_vain(tx, box, InVain.AVOID_MACHINE, why, look.now)
 
 
 def _stage(box: tables.Box, instance: Instance) -> Stage:
@@ -191,13 +235,14 @@ def stage_seen(instance: Instance) -> Stage:
             return Stage.LOADING
 
 
-def _adopt(tx: Session, fleet: str, instance: Instance, taken: set[str], now: datetime) -> tables.Box:
+def _adopt(tx: Session, fleet: str, instance: Instance, now: datetime) -> tables.Box:
+    """Under the key of its label, unless that names a box already: of this fleet, or of another one whose box a person
+    has labelled anew."""
     label = parse_label(instance.label)
     assert label is not None, "only instances with our label are adopted"
     text = f"box {instance.id} carries our label {instance.label} and the ledger did not know it"
     audit.note(tx, fleet, who="fleet-agent", what="adopted", text=text, now=now)
-    key = f"{label.key}-{instance.id}" if label.key in taken else label.key
-    taken.add(key)
+    key = label.key if tx.get(tables.Box, label.key) is None else f"{label.key}-{instance.id}"
     box = tables.Box(
         key=key,
         fleet=fleet,
@@ -211,4 +256,5 @@ def _adopt(tx: Session, fleet: str, instance: Instance, taken: set[str], now: da
         stage_since=now,
     )
     tx.add(box)
+    tx.flush()
     return box

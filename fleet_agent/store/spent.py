@@ -101,14 +101,16 @@ def _between(tx: Session, fleet: str, first: datetime, now: datetime) -> Usd:
     return Usd(Decimal(tx.execute(spent).scalar_one()))
 
 
-def of_run(tx: Session, fleet: str, run_id: int) -> Usd:
-    """Of the boxes that this run asked for, to this day, whoever sent the order once it was approved."""
+def of_runs(tx: Session, fleet: str, run_ids: Collection[int]) -> Mapping[int, Usd]:
+    """Of the boxes that each of these runs asked for, to this day, whoever sent the order once it was approved. A run
+    that made none is left out."""
     spent = (
-        select(func.coalesce(func.sum(Box.spent_usd), 0))
-        .join(Action, col(Action.box_key) == Box.key)
-        .where(Action.fleet == fleet, Action.run_id == run_id, Action.tool == RentBox.name)
+        select(Action.run_id, func.sum(Box.spent_usd))
+        .join(Box, col(Box.key) == Action.box_key)
+        .where(Action.fleet == fleet, col(Action.run_id).in_(run_ids), Action.tool == RentBox.name)
+        .group_by(col(Action.run_id))
     )
-    return Usd(Decimal(tx.execute(spent).scalar_one()))
+    return {run_id: Usd(usd) for run_id, usd in tx.execute(spent) if run_id is not None}
 
 
 class Cost(NamedTuple):

@@ -125,6 +125,16 @@ class AccountPace(SQLModel, table=True):
     written_at: datetime = Field(sa_type=TIME)
 
 
+class AccountLook(SQLModel, table=True):
+    """The newest complete look at the boxes of an account, whoever took it. Written by `account_looks`."""
+
+    __tablename__: ClassVar[str] = "account_look"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    account: str = Field(primary_key=True)  # a digest of its key
+    seen_at: datetime = Field(sa_type=TIME)
+    inventory: dict[str, Any] = Field(sa_type=JSONB)
+
+
 class ModelServer(SQLModel, table=True):
     """What is known of one model on one server, whichever fleet asks it. Written by `model_servers`; all times real."""
 
@@ -529,6 +539,7 @@ class Box(SQLModel, table=True):
     hook_digest: str | None = Field(default=None, index=True)
     reported_at: datetime | None = Field(default=None, sa_type=TIME)
     tasks: int | None = None
+    fetched: float | None = None
     proofs_per_hour: float | None = None
 
     # spent: counted at each look by the price seen; and what the provider says that it charged

@@ -9,7 +9,7 @@ from typing import TypeVar
 from sqlalchemy.orm import Session
 from sqlmodel import select
 
-from fleet_agent.domain.hosts import Failure
+from fleet_agent.domain.hosts import InVain
 from fleet_agent.domain.ledger import ActionStatus, Ruled
 from fleet_agent.domain.observation import Observation
 from fleet_agent.domain.rules import Actor, Removal, Ruling
@@ -76,12 +76,12 @@ class PostgresLogbook:
         outcome: str,
         *,
         vast_id: int | None = None,
-        blame: Failure | None = None,
+        in_vain: InVain | None = None,
     ) -> None:
         await self._exclusive(
             fleet,
             lambda tx: actions.record_outcome(
-                tx, key, status, outcome, vast_id=vast_id, blame=blame, now=self._clock.now()
+                tx, key, status, outcome, vast_id=vast_id, in_vain=in_vain, now=self._clock.now()
             ),
         )
 

@@ -27,10 +27,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes side by side")
     parser.add_argument("--story", action="append", choices=STORIES, help="only this story; may be repeated")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="each N-th case")
+    parser.add_argument("--first", type=int, default=0, metavar="K", help="from the K-th on: N parts make the whole")
     parser.add_argument("--only", default="", metavar="NAME", help="only cases whose name contains this")
     given = parser.parse_args()
     asked = [
-        Asked(tuple(given.story or STORIES), given.every, given.only, given.workers, share)
+        Asked(tuple(given.story or STORIES), given.every, given.only, given.workers, share, given.first)
         for share in range(given.workers)
     ]
     began = time.monotonic()

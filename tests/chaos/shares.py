@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,13 +23,15 @@ KILLED_FOR_GOOD = 50
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be told: each `every`-th case of these stories; `share` of `shares` is one process's part of it."""
+    """What is to be told: each `every`-th case of these stories from the `first` on, of which one process tells its
+    `share` of `shares`."""
 
     stories: tuple[str, ...]
     every: int
     only: str
     shares: int
     share: int = 0
+    first: int = 0
 
 
 @dataclass
@@ -70,6 +73,8 @@ def tell_a_share(asked: Asked) -> Tally:
 
 
 async def _tell(teller: Teller, asked: Asked) -> Tally:
+    gc.freeze()  # the libraries stay; looking through them again and again is a tenth of the time
+    gc.set_threshold(200_000, 50, 50)
     tally = Tally()
     for case in await _cases(teller, asked):
         tally.count(await teller.tell(case))
@@ -104,6 +109,6 @@ async def _controls(teller: Teller, asked: Asked) -> Sequence[Case]:
 
 
 def _part(cases: Sequence[Case], asked: Asked) -> Iterator[Case]:
-    for case in cases[:: asked.every][asked.share :: asked.shares]:
+    for case in cases[asked.first :: asked.every][asked.share :: asked.shares]:
         if asked.only in str(case):
             yield case

@@ -221,12 +221,13 @@ async def _what_comes_next(scene: Scene, story: Story, then: Next) -> None:
 async def _the_dust_settles(scene: Scene, case: Case) -> None:
     """Ten minutes in which only the watch looks, a run that wants as much as before, and time for what it did.
 
-    A look each minute until every grace is over; after that the next ones would see the same.
+    A look each minute until every grace is over; after that the next ones would see the same. At the end there are two
+    more: what is asked for again when its grace is over is gone once two looks in a row do not show it.
     """
     await scene.pass_minutes(1, 2, 3, 4, 5, 10)
     await AGENT.other(scene, Fuse())
     scene.disarm(case.fault)
-    await scene.pass_minutes(1, 5, 6)
+    await scene.pass_minutes(1, 5, 6, 7)
 
 
 # --- what must hold ---------------------------------------------------------------------------------------------------

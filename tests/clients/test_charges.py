@@ -1,4 +1,4 @@
-"""What the provider charged arrives whole or not at all, in the form that is documented and in the simulator's."""
+"""What the provider charged arrives whole or not at all, in the form that is documented and that the simulator has."""
 
 from __future__ import annotations
 
@@ -15,21 +15,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_agent.clients.vast import CHARGES_PER_PAGE
+from fleet_agent.clients import vast
 from fleet_agent.domain.spent import Charge, bills
 from fleet_agent.errors import KeyRefused, TryLater
+from fleet_agent.sim.vast_app import create_app
 from tests.clients.test_inventory_envelope import ANY_JSON, Page, served
-from tests.clients.world import NOON, PassingTime, SimulatedWorld, answering, market_over
+from tests.clients.world import KEY, NOON, PassingTime, SimulatedWorld, answering, market_over
 
+HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 
 
 # --- against the simulator --------------------------------------------------------------------------------------------
 
 
-async def test_every_box_is_charged_what_it_cost_gone_or_not_over_all_pages():
-    """60 boxes on four days: over 200 rows, three pages."""
-    world = SimulatedWorld()
+A_CENT_OF_A_DIME = 0.002
+"""Each amount comes with three decimals, and of a box there are three."""
+
+
+async def test_every_box_is_charged_what_it_cost_gone_or_not_over_all_pages(monkeypatch: pytest.MonkeyPatch):
+    """60 boxes on four days, a row each, on three pages."""
+    monkeypatch.setattr(vast, "CHARGES_PER_PAGE", 25)
+    world = SimulatedWorld(limits={})  # so that no time passes between the pages
     world.truth.deposit(Decimal(10_000))
     world.rent_directly(60)
     world.time.advance(timedelta(hours=2))
@@ -42,10 +49,11 @@ async def test_every_box_is_charged_what_it_cost_gone_or_not_over_all_pages():
     truth = {bill.instance.id: bill for bill in world.truth.charges(NOON, now)}
     found = bills(charges)
     assert found.keys() == truth.keys()
-    assert len(charges) > 2 * CHARGES_PER_PAGE
+    assert len(charges) == 60
     for vast_id, bill in found.items():
-        assert bill.usd == pytest.approx(truth[vast_id].usd)
-        assert bill.rent_usd == pytest.approx(truth[vast_id].usd - truth[vast_id].traffic_usd)
+        assert float(bill.usd) == pytest.approx(float(truth[vast_id].usd), abs=A_CENT_OF_A_DIME)
+        rent_usd = truth[vast_id].usd - truth[vast_id].traffic_usd
+        assert float(bill.rent_usd) == pytest.approx(float(rent_usd), abs=A_CENT_OF_A_DIME)
         assert bill.label == truth[vast_id].instance.label
     assert any(bill.rent_usd < bill.usd for bill in found.values()), "somebody paid for traffic"
 
@@ -56,9 +64,24 @@ async def test_the_day_of_the_beginning_is_charged_whole():
     world.time.advance(timedelta(hours=4))
     now = world.time.now()
 
-    (bill,) = bills(await world.market.charges(NOON - timedelta(hours=12), now)).values()
+    (bill,) = bills(await world.market.charges(now - timedelta(hours=1), now)).values()
 
-    assert bill.usd == pytest.approx(world.truth.usd_billed())
+    assert float(bill.usd) == pytest.approx(float(world.truth.usd_billed()), abs=A_CENT_OF_A_DIME)
+
+
+async def test_control_who_asks_from_an_hour_of_the_day_on_is_told_nothing_of_that_day():
+    world = SimulatedWorld()
+    world.rent_directly(1)
+    world.time.advance(timedelta(hours=4))
+    days = {"gte": NOON.timestamp(), "lte": world.time.now().timestamp()}
+    asked = {"select_filters": json.dumps({"day": days})}
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(world.truth))) as caller:
+        answer = await caller.get(
+            "http://vast.test/api/v0/charges/", params=asked, headers={"Authorization": f"Bearer {KEY}"}
+        )
+
+    assert (answer.json()["success"], answer.json()["results"]) == (True, [])
 
 
 # --- as it is documented ----------------------------------------------------------------------------------------------
@@ -143,7 +166,7 @@ def test_only_instances_of_these_days_are_asked_for_and_the_newest_come_last():
 
     (request,) = asked
     filters = json.loads(request.url.params["select_filters"])
-    days = {"gte": int((NOON - DAY).timestamp()), "lte": int(NOON.timestamp())}
+    days = {"gte": int((NOON - 36 * HOUR).timestamp()), "lte": int(NOON.timestamp())}  # from a midnight on
     assert filters == {"day": days, "type": {"in": ["instance"]}}
     assert (request.url.params["latest_first"], request.url.params["format"]) == ("false", "table")
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 
 from fleet_agent.clients.pace import MemoryTurns, Pace, Turns
-from fleet_agent.clients.vast import EXCHANGE_DEADLINE, LIMITS, READ_DEADLINE, VastMarket, open_client
+from fleet_agent.clients.vast import EXCHANGE_DEADLINE, LIMITS, READ_DEADLINE, Looks, VastMarket, open_client
 from fleet_agent.domain.pace import Limit
 from fleet_agent.domain.policy import Launch, Policy
 from fleet_agent.ports import RentOrder
@@ -50,6 +50,8 @@ def market_over(
     box_env: Mapping[str, str] | None = None,
     limits: Mapping[str, Limit] = LIMITS,
     turns: Turns | None = None,
+    looks: Looks | None = None,
+    begins_with_newest: bool = False,
     exchange_deadline: timedelta = EXCHANGE_DEADLINE,
     read_deadline: timedelta = READ_DEADLINE,
 ) -> VastMarket:
@@ -61,6 +63,8 @@ def market_over(
         clock=time,
         pace=pace,
         box_env=box_env or {},
+        looks=looks,
+        begins_with_newest=begins_with_newest,
         sleep=time.sleep,
         exchange_deadline=exchange_deadline,
         read_deadline=read_deadline,

@@ -306,29 +306,31 @@ def test_the_credit_is_what_is_left_to_spend(provider: Provider, sdk: VastAI) ->
     assert left < 100
 
 
-def test_charges_add_up_to_what_was_billed_a_row_for_each_box_and_day(provider: Provider, sdk: VastAI) -> None:
+def test_charges_add_up_to_what_was_billed_a_row_for_each_contract(provider: Provider, sdk: VastAI) -> None:
+    """As the published reference has it: by whole days, with three decimals, and with what it was spent on."""
     box_id = rent(provider, sdk, label="fa/x/main/1")
-    opened = int(provider.market.opened_at.timestamp())
+    opened = int(provider.market.opened_at.timestamp()) // 86_400 * 86_400
     provider.clock.advance(timedelta(hours=30))
     billed = float(provider.market.usd_billed())
-    page = sdk.show_invoices_v1(charges=True, start_date=opened, end_date=opened + 30 * 3600)
-    rows = page["results"]
-    assert [row["source"] for row in rows] == [f"instance-{box_id}"] * 3, (
-        "30 hours from nine in the evening: three days"
-    )
-    assert sum(row["amount"] for row in rows) == pytest.approx(billed)
-    assert [sum(item["amount"] for item in row["items"]) for row in rows] == [
-        pytest.approx(row["amount"]) for row in rows
-    ]
-    assert rows[0]["metadata"]["label"] == "fa/x/main/1"
+    page = sdk.show_invoices_v1(charges=True, start_date=opened, end_date=opened + 3 * 86_400)
+    (row,) = page["results"]
+    assert (page["count"], page["total"]) == (1, 1)
+    assert (row["source"], row["type"]) == (f"instance-{box_id}", "instance")
+    assert row["description"] == f"Instance {box_id} Charges - 3 days", "30 hours from nine in the evening"
+    assert row["end"] - row["start"] == 2 * 86_400
+    assert row["start"] % 86_400 == 0
+    assert row["amount"] == pytest.approx(billed, abs=0.001)
+    assert sum(item["amount"] for item in row["items"]) == pytest.approx(row["amount"], abs=0.002)
+    assert {item["type"] for item in row["items"]} == {"gpu", "disk", "bwd"}
+    assert row["metadata"] == {"label": "fa/x/main/1"}
 
 
 def test_charges_are_paged(provider: Provider, sdk: VastAI) -> None:
     for _ in range(3):
         rent(provider, sdk)
-    opened = int(provider.market.opened_at.timestamp())
+    opened = int(provider.market.opened_at.timestamp()) // 86_400 * 86_400
     provider.clock.advance(timedelta(hours=1))
-    window = {"charges": True, "start_date": opened, "end_date": opened + 3600, "limit": 2}
+    window = {"charges": True, "start_date": opened, "end_date": opened + 86_400, "limit": 2}
     first = sdk.show_invoices_v1(**window)
     second = sdk.show_invoices_v1(**window, next_token=first["next_token"])
     assert (first["count"], first["total"], second["count"], second["next_token"]) == (2, 3, 1, None)

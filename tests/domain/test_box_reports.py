@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import get_args
 
 import pytest
@@ -13,6 +14,7 @@ from fleet_agent.domain.box_reports import (
     WAY,
     BoxReport,
     OwnWord,
+    could_report,
     digest_of,
     hook_of,
     is_to_drain,
@@ -21,6 +23,7 @@ from fleet_agent.domain.box_reports import (
 )
 from fleet_agent.domain.fleet import LEAVING_STAGES, Stage
 
+NOON = datetime(2026, 3, 17, 12, 0, tzinfo=UTC)
 RANDOMNESS = "A" * 40 + "-_9"
 WORDS = st.none() | st.sampled_from(get_args(OwnWord))
 
@@ -56,6 +59,7 @@ def test_a_box_that_speaks_runs_whatever_the_list_says(stage: Stage) -> None:
     [
         *('{"stage": "gone"}', '{"stage": "draining"}', '{"stage": "Proving"}', '{"stage": 1}'),
         *('{"tasks": -1}', '{"tasks": "2"}', '{"tasks": true}', '{"tasks": 1.5}', '{"tasks": 10001}'),
+        *('{"fetched": 1.1}', '{"fetched": -0.1}', '{"fetched": "all"}', '{"fetched": NaN}'),
         *('{"proofs_per_hour": NaN}', '{"proofs_per_hour": 1e7}', '{"proofs_per_hour": -1}', "[]", "1", "null"),
     ],
 )
@@ -67,6 +71,17 @@ def test_what_no_box_can_mean_is_refused(body: str) -> None:
 def test_a_newer_box_may_say_more_than_we_understand() -> None:
     said = BoxReport.model_validate_json('{"tasks": 2, "stage": "proving", "proofs_per_hour": 31, "heat": 80}')
     assert (said.tasks, said.stage, said.proofs_per_hour) == (2, "proving", 31.0)
+
+
+@pytest.mark.parametrize(
+    ("has_hook", "after_the_first", "says_something"),
+    [(True, 1, True), (True, 0, True), (True, -1, False), (False, 1, False), (True, None, False)],
+)
+def test_silence_says_something_of_a_box_that_could_speak(
+    has_hook: bool, after_the_first: int | None, says_something: bool
+) -> None:
+    since = None if after_the_first is None else NOON - timedelta(hours=after_the_first)
+    assert could_report(has_hook=has_hook, rented_at=NOON, reports_since=since) is says_something
 
 
 def test_a_hook_shows_its_token_to_nobody_who_prints_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,10 +15,12 @@ from fleet_agent.domain.hosts import (
     BanBounds,
     Benchmark,
     Failure,
+    InVain,
     class_for_a_run,
-    failure_of_a_rent,
     measured_rate,
     no_machine,
+    no_rate,
+    what_follows,
     why_a_run_may_not_ban,
 )
 from fleet_agent.domain.policy import Policy, changed
@@ -55,21 +58,25 @@ def test_a_number_that_names_no_machine_is_answered_with_a_sentence(number: int)
     assert no_machine(4711) is None
 
 
-# --- what an error says of a machine ---------------------------------------------------------------------------------
+# --- what follows from a rent in vain ---------------------------------------------------------------------------------
 
 
-def test_only_a_definite_no_to_this_very_offer_speaks_against_its_machine() -> None:
-    blamed = [kind for kind in every_error() if failure_of_a_rent(kind("no"))]
-    assert blamed == [errors.ChooseAnother]
+def test_only_a_definite_no_to_this_very_offer_speaks_against_its_machine_and_an_empty_purse_against_renting() -> None:
+    """Of a lost answer nobody knows anything yet, and a call that never left says nothing."""
+    follows = {kind: what_follows(kind("no")) for kind in every_error()}
+    assert {kind: what for kind, what in follows.items() if what is not None} == {
+        errors.ChooseAnother: InVain.AVOID_MACHINE,
+        errors.StopRenting: InVain.STOP_RENTING,
+    }
 
 
 def test_the_naive_reading_blames_a_machine_for_an_empty_purse() -> None:
     """The control: whatever came to nothing is the machine's fault."""
 
-    def naive(_: FleetAgentError) -> Failure | None:
-        return Failure.TRANSIENT
+    def naive(_: FleetAgentError) -> InVain | None:
+        return InVain.AVOID_MACHINE
 
-    assert naive(errors.StopRenting("no credit")) is not failure_of_a_rent(errors.StopRenting("no credit"))
+    assert naive(errors.StopRenting("no credit")) is not what_follows(errors.StopRenting("no credit"))
 
 
 # --- the agent's own bans --------------------------------------------------------------------------------------------
@@ -98,6 +105,15 @@ def test_a_tainted_run_still_bans_what_failed() -> None:
 
 
 # --- measurements ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rate", "gpus", "is_one"),
+    [(0.01, 1, True), (0.0099, 1, False), (500, 1, True), (501, 1, False), (1000, 2, True), (500, 0, True),
+     (0, 1, False), (-1, 1, False), (5e-324, 1, False), (math.nan, 1, False), (math.inf, 1, False)],
+)  # fmt: skip
+def test_what_no_gpu_can_do_is_no_rate(rate: float, gpus: int, is_one: bool) -> None:
+    assert (no_rate(rate, gpus, most_per_gpu=500) is None) is is_one
 
 
 def benchmark(**changes: Any) -> Benchmark:

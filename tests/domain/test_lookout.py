@@ -16,7 +16,7 @@ from fleet_agent.domain.fleet import LIVE_STAGES, TROUBLED, Stage
 from fleet_agent.domain.hosts import Ban, Benchmark, Failure
 from fleet_agent.domain.lookout import OF_A_BOX, Found, find
 from fleet_agent.domain.observation import Account, Known, Unknown
-from fleet_agent.domain.policy import Launch, Limits, OfferFloors, Policy
+from fleet_agent.domain.policy import Launch, Limits, OfferFloors, Policy, WatchBounds
 from fleet_agent.domain.sight import Finding, Sight, Watched
 from fleet_agent.domain.triggers import PRIORITY, Kind, Priority
 from tests.domain.test_rules import IMAGE, NOW, box, instance, listed, offer, situation, work
@@ -108,6 +108,19 @@ def test_nothing_is_asked_of_a_box_that_nobody_ordered() -> None:
     assert codes(find(sight(each))) == ["not ordered"]
 
 
+@pytest.mark.parametrize(
+    ("orphans", "sightings", "minutes_old", "goes"),
+    [("destroy", 2, 4, True), ("destroy", 1, 4, False), ("destroy", 2, 3, False), ("adopt", 9, 99, False)],
+)
+def test_what_nobody_ordered_is_given_up_by_policy_after_two_looks_and_a_grace(
+    orphans: str, sightings: int, minutes_old: int, goes: bool
+) -> None:
+    """Its rent may be one whose answer was lost, until the grace of that is over."""
+    each = watched({"started_at": NOW - minutes_old * MINUTE}, ordered=None, sightings=sightings)
+    found = find(sight(each, policy=Policy(watch=WatchBounds(orphans=orphans))))
+    assert bool(found.removals) is goes
+
+
 # --- coming up --------------------------------------------------------------------------------------------------------
 
 
@@ -166,6 +179,30 @@ def test_each_part_of_the_way_has_its_deadline(
         has_hook=True,
     )
     assert (lateness(each, sight(each, reports_since=NOW - 700 * MINUTE)) is not None) is is_late
+
+
+@pytest.mark.parametrize(
+    ("fetched", "minutes", "is_late"),
+    [
+        (0.10, 9, False),  # too soon to tell
+        (0.10, 10, True),  # 90 minutes are allowed: a tenth may take nine
+        (0.12, 10, False),
+        (0.50, 44, False),
+        (0.50, 46, True),
+        (0.0, 60, False),  # it may count whole files
+        (None, 60, False),  # the control: who says nothing has its 90 minutes
+        (5e-324, 10, True),
+        (1.0, 91, True),
+    ],
+)
+def test_a_box_whose_parameter_files_will_come_too_late_is_not_waited_for_to_the_end(
+    fetched: float | None, minutes: int, is_late: bool
+) -> None:
+    each = watched(
+        None,
+        {"stage": Stage.REGISTERED, "stage_since": NOW - minutes * MINUTE, "fetched": fetched, "reported_at": NOW},
+    )
+    assert (lateness(each, sight(each)) is not None) is is_late
 
 
 def test_a_box_that_was_up_and_is_offline_within_its_time_to_boot_has_the_grace_of_an_outage() -> None:
@@ -302,6 +339,22 @@ def test_a_box_whose_machine_was_measured_to_be_dear_is_let_go() -> None:
     assert codes(find(sight(watched(), benchmarks=(measured,)))) == []  # the control: no cap
     other = measured.model_copy(update={"num_gpus": 2})
     assert codes(find(sight(watched(), benchmarks=(other,), policy=policy))) == []
+
+
+@given(st.floats(min_value=0, max_value=1_000_000, exclude_min=True))
+def test_what_a_machine_claims_may_cost_it_its_own_box_and_nothing_else(claimed: float) -> None:
+    claim = Benchmark(machine_id=11, num_gpus=1, proofs_per_hour=claimed, measured_at=NOW)
+    policy = Policy(limits=Limits(max_usd_per_proof=Decimal("0.019")))
+    other = watched(
+        {"id": 102, "machine_id": 12, "label": "fa/abc123/main/k2"},
+        {"vast_id": 102, "machine_id": 12, "key": "k2", "label": "fa/abc123/main/k2"},
+        ordered=offer(machine_id=12),
+    )
+    found = find(sight(watched(), other, benchmarks=(claim,), policy=policy))
+    assert [(finding.code, finding.removal and finding.removal.id) for finding in found.findings] in (
+        [],
+        [("dear", 101)],
+    )
 
 
 @pytest.mark.parametrize(

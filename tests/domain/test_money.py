@@ -19,6 +19,18 @@ def test_a_small_amount_is_not_shown_as_nothing() -> None:
     assert show_rate(Decimal("0.4125")) == "$0.413/h"
 
 
+@given(st.decimals(allow_nan=False, allow_infinity=False))
+def test_whatever_the_amount_it_can_be_shown_on_a_line(amount: Decimal) -> None:
+    """A price divided by the rate that a liar claims is one."""
+    for shown in (show_usd(amount), show_rate(amount)):
+        assert shown.startswith("$")
+        assert len(shown) < 40
+
+
+def test_an_amount_that_nobody_has_is_a_power_and_not_a_page() -> None:
+    assert show_usd(Decimal("0.4") / Decimal("1e-320")) == "$4.0e+319"
+
+
 def test_nothing_burnt_has_no_end() -> None:
     assert runway(Usd(Decimal(5)), UsdPerHour(Decimal(0))) is None
 

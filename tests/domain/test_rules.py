@@ -23,7 +23,7 @@ from fleet_agent.domain.demand import Demand
 from fleet_agent.domain.fleet import LIVE_STAGES, Box, Instance, Inventory, Offer, Stage
 from fleet_agent.domain.hosts import Ban, Benchmark, Failure
 from fleet_agent.domain.observation import Account, Known, Unknown
-from fleet_agent.domain.policy import Approvals, Launch, Limits, Policy
+from fleet_agent.domain.policy import Approvals, Launch, Limits, OfferFloors, Policy
 from fleet_agent.domain.rules import FRESH, Actor, Decision, Mode, Rule, Situation, judge
 from tests.without import without
 
@@ -185,6 +185,7 @@ NOT_OURS = (
 ORDERED = (
     Case(rules.inventory_is_known, "inventory_unknown", {"inventory": Unknown(reason="page 2 failed")}),
     *(Case(rules.box_is_ours, "not_ours", changes) for changes in NOT_OURS),
+    Case(rules.box_is_not_protected, "protected", {"boxes": (box(protected=True),)}),
     Case(rules.box_is_not_going_already, "already_destroying", {"boxes": (box(stage=Stage.DESTROYING),)}),
 )
 
@@ -192,7 +193,6 @@ FOR_SAFETY = (
     *ORDERED,
     Case(rules.not_paused, "paused", {"mode": Mode.PAUSED}),
     Case(rules.list_can_be_true, "frozen", {"frozen_because": "the list fell from 9 boxes to none"}),
-    Case(rules.box_is_not_protected, "protected", {"boxes": (box(protected=True),)}),
     Case(rules.box_is_not_busy, "busy", {"boxes": (box(busy=True),)}),
     Case(rules.not_too_many_at_once, "too_many_at_once", {"removed_lately": 2}),
 )
@@ -300,6 +300,11 @@ BEYOND = (
     (RENT, {"expires_at": NOW}, "The approval expired at 2026-03-17 12:00 UTC."),
     (RENT, {"gpu_name": "RTX 3090"}, "The approval is for 1x RTX 3090."),
     (RENT, {"num_gpus": 2}, "The approval is for 2x RTX 4090."),
+    (
+        RENT,
+        {"floors": OfferFloors(min_gpu_ram_gb=48)},
+        "The approval is for no such machine: 25 GB of GPU memory is under the floor of 48 GB.",
+    ),
     (RENT, {"max_usd_per_hour": Decimal("0.399")}, "$0.400/h is more than the approved $0.399/h."),
     (DESTROY, {"vast_id": 102}, "The approval is for box 102."),
     (DESTROY, {"expires_at": NOW}, "The approval expired at 2026-03-17 12:00 UTC."),
@@ -330,6 +335,12 @@ def test_an_action_within_the_policy_is_allowed(action: Effect, actor: Actor) ->
 def test_each_rule_refuses_what_it_is_there_for(actor: Actor, action: Effect, case: Case) -> None:
     ruling = held(actor, action, case)
     assert (ruling.decision, ruling.code) == (Decision.REFUSE, case.code)
+
+
+def test_what_a_persons_word_waits_for_is_what_a_rule_says() -> None:
+    """And nothing is waited for that a person said since, or that no time ends."""
+    assert {case.code for _, _, of_it in REFUSED.values() for case in of_it} > rules.PASSING
+    assert not rules.PASSING & {"paused", "scale_in_paused", "scale_out_paused", "protected", "rent_breaker"}
 
 
 @pytest.mark.parametrize(("actor", "action", "case"), cases(ASKED))
@@ -527,7 +538,6 @@ BRAKES_ON_SCALING: tuple[dict[str, Any], ...] = (
 BRAKES_ON_WHATEVER_ACTS_BY_ITSELF: tuple[dict[str, Any], ...] = (
     {"mode": Mode.PAUSED},
     {"frozen_because": "the list fell from 9 boxes to none"},
-    {"boxes": (box(protected=True),)},
     {"boxes": (box(busy=True),)},
     {"removed_lately": 99},
 )
@@ -545,7 +555,7 @@ def test_what_holds_back_scaling_does_not_hold_the_watch(action: Effect, brake: 
 
 @pytest.mark.parametrize("action", REMOVALS)
 @pytest.mark.parametrize("brake", [*BRAKES_ON_SCALING, *BRAKES_ON_WHATEVER_ACTS_BY_ITSELF])
-def test_a_person_is_held_by_ownership_alone(action: Effect, brake: dict[str, Any]) -> None:
+def test_no_brake_holds_a_person(action: Effect, brake: dict[str, Any]) -> None:
     assert judge(action, situation(actor=Actor.OPERATOR, **brake)).decision is Decision.ALLOW
 
 
@@ -833,3 +843,35 @@ def test_without_its_rule_a_sequence_of_rents_exceeds_the_cap(
         controlled(
             given(st.lists(prices, max_size=12), st.integers(0, 4), st.integers(1, 6))(rents_one_after_the_other)
         )()
+
+
+# --- what a machine says of itself ------------------------------------------------------------------------------------
+
+claims = st.floats(min_value=0, max_value=1_000_000, exclude_min=True)
+
+
+def says_nothing_in_its_own_favour(seen: Situation, action: RentBox, claimed: float) -> None:
+    silent = judge(action, seen.model_copy(update={"benchmarks": ()}))
+    claiming = judge(action, seen.model_copy(update={"benchmarks": (benchmark(claimed),)}))
+    assert claiming == silent or (claiming.decision, claiming.code) == (Decision.REFUSE, "proof_price")
+
+
+@thorough
+@given(situations(), rents, claims)
+def test_what_a_machine_claims_allows_nothing_that_its_silence_would_not(
+    seen: Situation, action: RentBox, claimed: float
+) -> None:
+    """Its owner chooses the figure, and nobody has checked it."""
+    says_nothing_in_its_own_favour(seen, action, claimed)
+
+
+def test_a_rule_that_wants_to_see_a_rate_would_be_led_by_whoever_makes_one_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+
+    def was_measured(_: RentBox, seen: Situation) -> tuple[str, str] | None:
+        return None if seen.benchmarks else ("not_measured", "Nobody has measured that machine.")
+
+    naive = {**rules.RULES, Actor.AGENT: {**rules.BY_THEMSELVES, RentBox: (was_measured, *rules.RENT_RULES)}}
+    monkeypatch.setattr(rules, "RULES", naive)
+    with pytest.raises(AssertionError):
+        says_nothing_in_its_own_favour(situation(), RENT, 500)

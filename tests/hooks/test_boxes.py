@@ -109,6 +109,35 @@ async def test_what_a_box_has_shown_is_remembered_of_its_machine(box: Rented) ->
     assert box.row()["proofs_per_hour"] == 28
 
 
+@pytest.mark.parametrize("claimed", [501, 999_999, 1e-30, 5e-324])
+async def test_what_no_gpu_can_do_is_as_if_it_had_not_been_said(box: Rented, claimed: float) -> None:
+    """The rest of its words is taken. Control: what one can do."""
+    await box.says({"stage": "proving", "tasks": 1, "proofs_per_hour": claimed})
+    unbelieved = box.fleet.rows("host"), box.row()["proofs_per_hour"], box.row()["tasks"]
+    await box.says({"proofs_per_hour": 500})
+
+    assert unbelieved == ([], None, 1)
+    assert [row["best_proofs_per_hour"] for row in box.fleet.rows("host")] == [500]
+
+
+async def test_a_box_that_is_gone_measures_nothing(box: Rented) -> None:
+    """Whoever owned the machine has its token for ever. Control: the same word of a box that lives."""
+    await box.says({"stage": "proving", "proofs_per_hour": 30})
+    with box.fleet.database.exclusive(box.fleet.name) as tx:
+        ledger.unknown_to_provider(tx, box.fleet.name, 101, now=box.fleet.clock.now())
+    await box.says({"stage": "proving", "proofs_per_hour": 400, "tasks": 7})
+
+    assert [row["best_proofs_per_hour"] for row in box.fleet.rows("host")] == [30]
+    assert (box.row()["proofs_per_hour"], box.row()["tasks"]) == (30, None)
+
+
+async def test_how_much_of_its_files_a_box_has_stands_in_the_ledger(box: Rented) -> None:
+    for fetched in (0, 0.25):
+        await box.says({"stage": "registered", "fetched": fetched})
+
+    assert (box.row()["stage"], box.row()["fetched"]) == ("registered", 0.25)
+
+
 async def test_a_box_that_proves_ends_a_row_of_rents_in_vain(box: Rented) -> None:
     """The control is a box that has only come as far as its parameters."""
     with box.fleet.database.exclusive(box.fleet.name) as tx:
@@ -234,6 +263,23 @@ async def test_what_cannot_be_committed_is_not_answered_200(box: Rented, databas
     hurried.close()
 
     assert (held.status_code, free.status_code) == (503, 200)
+
+
+@pytest.mark.parametrize(("ours", "status"), [(True, 200), (False, 503)])
+async def test_what_a_box_says_is_taken_beside_posts(
+    box: Rented, database_url: str, monkeypatch: pytest.MonkeyPatch, ours: bool, status: int
+) -> None:
+    """Control: with the lock of a decision it would wait for every post, and every run for it."""
+    hurried = open_database(f"{database_url}&options=-c%20lock_timeout%3D50ms")
+    if not ours:
+        monkeypatch.setattr(hurried, "shared", hurried.exclusive)
+    app = hooks_app(hurried, box.fleet.clock, Buckets(box.fleet.clock.elapsed))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as sender:
+        with box.fleet.database.shared(box.fleet.name):  # a post that takes its time
+            said = await sender.post(ONE.address.get_secret_value(), json={"tasks": 1})
+    hurried.close()
+
+    assert said.status_code == status
 
 
 async def test_no_log_has_the_token_of_a_box(box: Rented, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from fleet_agent.hooks.rate import BURST, EACH, Buckets
+from fleet_agent.hooks.rate import BURST, EACH, WORDS, Buckets
 
 
 class Elapsed:
@@ -33,6 +33,12 @@ def test_an_empty_bucket_fills_again_with_time() -> None:
     elapsed.now += 3 * EACH
 
     assert taken(buckets, 10) == 3
+
+
+def test_a_box_has_less_to_say_than_a_storm_of_alerts() -> None:
+    buckets = Buckets(Elapsed())
+
+    assert sum(buckets.take("main", "a box", most=WORDS) for _ in range(1_000)) == WORDS < BURST
 
 
 def test_one_sender_takes_nothing_from_another() -> None:

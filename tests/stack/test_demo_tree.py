@@ -18,6 +18,7 @@ import pytest
 from fleet_agent.deploy import PROJECT_DIR, WORK_POOL
 from fleet_agent.stack.environments import of_prefect_client
 from tests.postgres import temporary_folder
+from tests.stack.canaries import found
 from tests.stack.trees import PLANTED, Tree, ready
 from tests.stack.waiting import A_COMMAND, until
 
@@ -310,6 +311,17 @@ def newest(tree: Tree) -> dict[str, Any]:
 
 def listed(tree: Tree, *verb: str) -> Any:
     return json.loads(tree.call(*verb, "--json").stdout)
+
+
+def test_what_a_demo_writes_has_no_key_of_the_real_world_and_no_token(demo: Tree) -> None:
+    """The control, and the same where the keys are used, are in `test_up_tree.py`."""
+    assert demo.runtime.simulators is not None
+    token = demo.call("token", "rotate", "hooks").stdout.splitlines()[1]
+    market = f"http://127.0.0.1:{demo.runtime.simulators.vast_port}/api/v1/instances/"
+    rows = httpx.get(market, headers={"Authorization": "Bearer any"}, trust_env=False).json()["instances"]
+    hooks = [value for row in rows for name, value in row["extra_env"] if name == "FLEET_BOX_HOOK"]
+
+    assert found(demo, {*PLANTED.values(), token, *(hook.rpartition("/")[2] for hook in hooks)}) == set()
 
 
 # --- the deployment ---------------------------------------------------------------------------------------------------

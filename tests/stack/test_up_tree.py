@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections.abc import Generator
+from contextlib import contextmanager
 
 import httpx
 import psutil
@@ -12,6 +14,7 @@ import psycopg
 import pytest
 
 from tests.postgres import plain, temporary_folder
+from tests.stack.canaries import found
 from tests.stack.trees import PLANTED, Tree, free_ports, ready, simulators, started
 from tests.stack.waiting import A_COMMAND, until
 
@@ -23,21 +26,34 @@ SECRETS = PLANTED | {
 }
 
 
-@pytest.fixture(scope="module")
-def up() -> Generator[Tree]:
+@contextmanager
+def an_up(*options: str) -> Generator[Tree]:
+    """With marked secrets and with work for two boxes; it rents nothing until a test sets the image."""
     prefect, hooks, vast, model = free_ports(4)
     settings = {
         **SECRETS,
         "FLEET_PREFECT_PORT": str(prefect),
         "FLEET_HOOKS_BIND": f"127.0.0.1:{hooks}",
+        "FLEET_HOOKS_PUBLIC_URL": f"http://127.0.0.1:{hooks}",
         "FLEET_VAST_URL": f"http://127.0.0.1:{vast}",
         "FLEET_MODEL_URL": f"http://127.0.0.1:{model}/v1",
         "FLEET_MODEL_NAME": "simulated-operator",
         "FLEET_DEMAND_PROMETHEUS_URL": f"http://127.0.0.1:{vast}/demand",
+        "FLEET_WATCH_EVERY": "10",
     }
-    with temporary_folder() as folder, simulators(folder, vast, model), ready(folder, "up", settings=settings) as tree:
+    with (
+        temporary_folder() as folder,
+        simulators(folder, vast, model, "first-light"),
+        ready(folder, "up", *options, settings=settings) as tree,
+    ):
         until(lambda: "Ready." in tree.output.read_text())
         assert tree.call("status").returncode == 0
+        yield tree
+
+
+@pytest.fixture(scope="module")
+def up() -> Generator[Tree]:
+    with an_up() as tree:
         yield tree
 
 
@@ -125,6 +141,91 @@ def test_a_database_that_dies_is_started_again(up: Tree) -> None:
 
     assert "PostgreSQL ended; starting it again" in up.output.read_text()
     assert up.call("status").returncode == 0
+
+
+# --- canaries ---------------------------------------------------------------------------------------------------------
+
+IMAGE = "example.invalid/prover@sha256:" + "0" * 64
+
+
+def rents(tree: Tree, *, boxes: int) -> None:
+    """A person says what boxes are to run, and a run rents so many of them."""
+    said = tree.call("policy", "set", f"launch.image={IMAGE}", 'launch.env={"TOKEN": "$TOKEN"}')
+    assert said.returncode == 0, said.stderr
+    until(lambda: len(listed_boxes(tree)) >= boxes, seconds=180, picture=lambda: tree.call("ledger").stdout)
+
+
+def listed_boxes(tree: Tree) -> list[dict[str, str]]:
+    """The environment of each box, as its owner on the other side has it."""
+    market = f"{tree.environment['FLEET_VAST_URL']}/api/v1/instances/"
+    rows = httpx.get(market, headers={"Authorization": "Bearer any"}, trust_env=False).json()["instances"]
+    return [dict(row["extra_env"]) for row in rows]
+
+
+def everything_that_shows(tree: Tree) -> str:
+    """What the verbs print that show most."""
+    newest = json.loads(tree.call("runs", "--json").stdout)[-1]["run_id"]
+    lists = (["runs"], ["ledger"], ["boxes", "list"], ["inbox", "list"])
+    said = [
+        *(tree.call(*verb, "--json") for verb in lists),
+        *(tree.call("status"), tree.call("policy", "get"), tree.call("doctor")),
+        *(tree.call("prompt"), tree.call("prompt", "--run", str(newest))),
+    ]
+    return "".join(each.stdout + each.stderr for each in said)
+
+
+def test_no_secret_stands_anywhere_after_boxes_were_rented_and_everybody_has_spoken(up: Tree) -> None:
+    """Keys, the secret of a box, the address of a person, the token of the door and those of boxes: in no file of the
+    data folder, no log, no table of ours or of Prefect's, and in nothing that is printed. Control: the word of a person
+    is found in both databases, and a key that somebody leaves in a file there."""
+    hooks_token = up.call("token", "rotate", "hooks").stdout.splitlines()[1]
+    rents(up, boxes=1)
+    boxes = listed_boxes(up)
+    door = f"http://{up.runtime.hooks_bind}/hooks/prom"
+
+    def post(address: str, body: object) -> int:
+        return httpx.post(address, json=body, trust_env=False).status_code
+
+    heard = [post(box["FLEET_BOX_HOOK"], body) for box in boxes for body in ({"stage": "registered"}, ["no report"])]
+    heard += [post(f"{boxes[0]['FLEET_BOX_HOOK']}x", {})]
+    heard += [post(f"{door}/{token}", {"text": "the queue is starved"}) for token in (hooks_token, "guess")]
+    assert up.call("say", "canary-word").returncode == 0
+    until(lambda: json.loads(up.call("inbox", "list", "--json").stdout) == [], seconds=120, every=A_COMMAND)
+    secrets = {*ALL_SECRETS, hooks_token, *(box["FLEET_BOX_HOOK"].rpartition("/")[2] for box in boxes)}
+
+    assert heard == [*[200, 400] * len(boxes), 404, 200, 401]
+    assert {box["TOKEN"] for box in boxes} == {"planted-box-token"}  # the control: it was there to be kept
+    assert not {value for box in boxes for value in box.values()} & {"planted-vast-key", "planted-model-key"}
+    assert found(up, secrets, said=everything_that_shows(up)) == set()
+
+    assert {"fleet", "prefect"} <= {place.partition(".")[0] for place, _ in found(up, ["canary-word"])}
+    left = up.data_dir / "left-behind"
+    left.write_text("planted-vast-key")
+    assert found(up, secrets) == {(str(left.relative_to(up.data_dir.parent)), "planted-vast")}
+    left.unlink()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("options", "left", "words"),
+    [
+        (["--drain"], 0, ["Still to go: ", "No box of fleet main is left but protected ones.", "nothing bills."]),
+        ([], 2, ["2 box(es) go on billing"]),
+    ],
+)
+def test_up_with_drain_ends_when_every_box_has_finished_and_gone(
+    options: list[str], left: int, words: list[str]
+) -> None:
+    """Control: without it the boxes go on billing."""
+    with an_up(*options) as up:
+        rents(up, boxes=2)
+        up.root.terminate()
+        until(lambda: up.root.poll() is not None, seconds=240, picture=up.last_words)
+
+        said = up.output.read_text()
+        assert up.root.returncode == 0
+        assert len(listed_boxes(up)) == left
+        assert [word for word in words if word not in said] == []
 
 
 @pytest.mark.parametrize("setting", ["FLEET_PREFECT_PORT", "FLEET_HOOKS_BIND"])

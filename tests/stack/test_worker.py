@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.workers.process import ProcessJobConfiguration
 
-from fleet_agent.deploy import PROJECT_DIR
+from fleet_agent.deploy import PROJECT_DIR, our_deployments
 from fleet_agent.worker.process import confined
 from fleet_agent.worker.refusal import refusal_of
 
@@ -23,8 +23,9 @@ def refusal(run: dict[str, object] | None = None, **differs: object) -> str | No
     return refusal_of(DeploymentResponse.model_validate({**OURS, **differs}), flow_run)
 
 
-def test_our_deployment_as_it_is_made_is_not_refused() -> None:
-    assert refusal() is None
+@pytest.mark.parametrize("entrypoint", [each["entrypoint"] for each in our_deployments()])
+def test_our_deployments_as_they_are_made_are_not_refused(entrypoint: str) -> None:
+    assert refusal(entrypoint=entrypoint) is None
 
 
 @pytest.mark.parametrize(

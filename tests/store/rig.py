@@ -197,7 +197,7 @@ class Fleet:
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """The rows of this fleet in the order in which they were made."""
-        order = {"run": "run_id", "message": "seq", "box": "rented_at, key"}.get(table, "id")
+        order = {"run": "run_id", "message": "seq", "box": "rented_at, key", "host": "machine_id"}.get(table, "id")
         with self.database.transaction() as tx:
             query = text(f"SELECT * FROM {table} WHERE fleet = :fleet ORDER BY {order}")
             return [dict(row) for row in tx.execute(query, {"fleet": self.name}).mappings()]

@@ -371,6 +371,18 @@ def test_a_breaker_that_opens_again_is_told_again(fleet: Fleet) -> None:
     assert len(fleet.rows("notice")) == 2
 
 
+def test_a_refusal_for_lack_of_credit_pauses_renting_at_once_and_blames_nobody(fleet: Fleet) -> None:
+    """Control: a single rent that comes to nothing for another reason does not."""
+    rent_fails(fleet)
+    before, now = fleet.state()["rent_breaker"], fleet.clock.now()
+    for _ in range(2):
+        within(fleet, lambda tx: hosts.no_credit_is_given(tx, fleet.name, "your account lacks credit", now=now))
+
+    assert before == ""
+    assert fleet.state()["rent_breaker"] == "add credit, for the provider gives none: your account lacks credit"
+    assert (fleet.state()["rent_failures"], bans(fleet), len(fleet.rows("notice"))) == (1, (), 1)
+
+
 def test_to_close_what_is_closed_changes_nothing_but_the_count(fleet: Fleet) -> None:
     rent_fails(fleet)
     within(fleet, lambda tx: hosts.close_breaker(tx, fleet.name, who="cli", now=fleet.clock.now()))

@@ -13,6 +13,8 @@ from fleet_agent.domain.fleet import Stage
 from fleet_agent.domain.ledger import ActionStatus
 from fleet_agent.domain.observation import Unknown
 from fleet_agent.domain.rules import Decision, Mode
+from fleet_agent.domain.run import Run
+from fleet_agent.errors import RunSuperseded
 from fleet_agent.store import actions, ledger, steering
 from fleet_agent.store.ledger import GRACE
 from tests.store.rig import IMAGE, SEND_BY, TELL, Fleet, offer
@@ -155,6 +157,43 @@ async def test_nothing_is_sent_twice(ready: Fleet) -> None:
     assert ready.action(key)["status"] == "sent"
 
 
+async def test_what_is_dropped_reserves_nothing_and_what_was_sent_is_not_dropped(ready: Fleet) -> None:
+    run = await ready.open()
+    dropped, sent = await ready.reply(run, rent(1), rent(2), offers=[offer(id=1), offer(id=2)])
+    await ready.journal.mark_sent(run, sent.key, send_by=SEND_BY)
+    for each in (dropped, sent):
+        await ready.journal.drop(run, each.key, "offer 1 is gone")
+
+    assert (ready.action(dropped.key)["status"], ready.action(sent.key)["status"]) == ("failed", "sent")
+    assert (await ready.journal.in_flight(run))[0] == 1
+
+
+async def overtaken(fleet: Fleet) -> tuple[Run, Run, str]:
+    """An attempt that reads a price again while a retry of it sends the very rent; both, and its key."""
+    older = await fleet.open(flow_run_id="retried")
+    (ruled,) = await fleet.reply(older, rent(), offers=[offer()])
+    newer = await fleet.open(flow_run_id="retried", attempt=2)
+    await fleet.journal.mark_sent(newer, ruled.key, send_by=SEND_BY)
+    return older, newer, ruled.key
+
+
+async def test_who_was_overtaken_takes_nothing_back_that_another_one_has_sent(ready: Fleet) -> None:
+    older, newer, key = await overtaken(ready)
+    with pytest.raises(RunSuperseded):
+        await ready.journal.drop(older, key, "offer 1 is gone")
+
+    assert ready.action(key)["status"] == "sent"
+    assert (await ready.journal.in_flight(newer))[0] == 1
+
+
+async def test_who_tells_it_as_a_fact_frees_what_is_on_its_way(ready: Fleet) -> None:
+    """The control: facts are not fenced, and it is none."""
+    _, newer, key = await overtaken(ready)
+    await ready.journal.record_outcome(key, ActionStatus.FAILED, "offer 1 is gone")
+
+    assert (await ready.journal.in_flight(newer))[0] == 0
+
+
 async def test_a_pause_stops_what_was_allowed_before_it(ready: Fleet) -> None:
     run = await ready.open()
     (ruled,) = await ready.reply(run, rent(), offers=[offer()])
@@ -165,6 +204,28 @@ async def test_a_pause_stops_what_was_allowed_before_it(ready: Fleet) -> None:
     assert (ruling.decision, ruling.code) == (Decision.REFUSE, "paused")
     assert ready.action(ruled.key)["status"] == "refused"
     assert ready.rows("box") == []
+
+
+@pytest.mark.parametrize(
+    ("drawn", "codes"),
+    [
+        ("scale_out_paused = true", ["scale_out_paused", "allowed"]),
+        ("rent_breaker = 'rents kept failing'", ["rent_breaker", "allowed"]),
+        ("scale_in_paused = true", ["allowed", "scale_in_paused"]),
+        ("frozen_because = 'half of the boxes are missing'", ["frozen", "frozen"]),
+    ],
+)
+async def test_a_brake_that_is_drawn_later_stops_what_it_is_there_for_and_nothing_else(
+    ready: Fleet, drawn: str, codes: list[str]
+) -> None:
+    run = await ready.open()
+    await ready.rented(run, vast_id=101, offer_id=2)
+    look = ready.look(ready.instance_of(101))
+    ruled = await ready.reply(run, rent(), destroy(), step=2, offers=[offer()], inventory=look)
+    with ready.database.transaction() as tx:
+        tx.execute(text(f"UPDATE session_state SET {drawn}"))
+
+    assert [(await ready.journal.mark_sent(run, each.key, send_by=SEND_BY)).code for each in ruled] == codes
 
 
 @pytest.mark.parametrize("effect", ["rent", "destroy"])

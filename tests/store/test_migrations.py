@@ -7,17 +7,22 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlmodel import SQLModel
 
+from fleet_agent.domain.policy import WatchBounds
 from fleet_agent.errors import DatabaseUnusable
+from fleet_agent.store import ledger, reading, session
 from fleet_agent.store.database import connect, open_database
 from fleet_agent.store.migrate import alembic_config, upgrade
 from fleet_agent.store.tables import SCHEMA_VERSION
 from tests.postgres import TemporaryPostgres, plain
+from tests.store.rig import NOON
 
 
 @pytest.fixture
@@ -113,3 +118,78 @@ def test_a_database_of_a_newer_version_is_refused_and_left_alone(database_url: s
 def test_a_database_without_a_schema_is_refused_until_it_is_migrated(empty_url: str) -> None:
     with pytest.raises(DatabaseUnusable, match="has no schema yet and needs 0002 → `fleet-agent up`"):
         open_database(empty_url)
+
+
+# --- what is there already --------------------------------------------------------------------------------------------
+
+OF_THE_FIRST_RELEASE = """
+INSERT INTO installation VALUES (1, 'abc123', '2026-03-17 12:00Z', '2026-03-17 12:00Z', 1);
+INSERT INTO session_state (fleet, run_counter, last_bands, epoch, mode, objective, notes, compaction, policy,
+        policy_version)
+    VALUES ('main', 7, '{}', 0, 'live', 'prove', '', '{}', '{"limits": {"max_boxes": 3}}', 1);
+INSERT INTO run (fleet, run_id, flow_run_id, attempt, worker_id, trigger, epoch, opened_at, status, seen_at, reason,
+        reason_tainted, steps, wrote, tokens_in, tokens_out, tokens_cached, cost_usd, turns, summary, exit_reason,
+        quiet, no_op, in_prompt)
+    VALUES ('main', 7, 'f', 1, 'w', 'manual', 0, now(), 'closed', now(), '', false, 1, false, 1, 1, 0, 0, 1, 'rented',
+        'finished', false, false, true);
+INSERT INTO action (fleet, key, actor, run_id, tool, arguments, box_key, reserved_usd_per_hour, created_at, ruling,
+        code, sentence, status, sent_at, outcome)
+    VALUES ('main', 'r7-s1-c0-aaaa', 'agent', 7, 'rent_box', '{"offer_id": 1, "reason": "work"}', 'r7-s1-c0-aaaa', 0.4,
+            now(), 'allow', 'allowed', '', 'done', now(), 'rented'),
+        ('main', 'r7-s1-c1-bbbb', 'agent', 7, 'destroy_box', '{"id": 9, "reason": "idle"}', NULL, 0, now(), 'refuse',
+            'not_ours', '', 'refused', NULL, '');
+INSERT INTO box (key, fleet, label, machine_id, gpu_name, num_gpus, agreed_usd_per_hour, rented_at, vast_id, stage,
+        sightings, misses, gone_because, protected)
+    VALUES ('r7-s1-c0-aaaa', 'main', 'fa/abc123/main/r7-s1-c0-aaaa', 11, 'RTX 4090', 1, 0.4, now(), 101, 'proving', 3,
+        0, '', true);
+"""
+
+
+@pytest.fixture
+def first_release_url(empty_url: str) -> str:
+    """A database as the first release has left it: a fleet with one box, that a run rented."""
+    engine = connect(empty_url)
+    with engine.begin() as connection:
+        command.upgrade(alembic_config(connection), "0001")
+    with engine.begin() as connection:
+        connection.execute(text(OF_THE_FIRST_RELEASE))
+    engine.dispose()
+    return empty_url
+
+
+def test_what_an_older_release_has_kept_is_there_after_the_upgrade(first_release_url: str) -> None:
+    upgrade(first_release_url)
+
+    database = open_database(first_release_url)
+    with database.transaction() as tx:
+        status, rows = reading.status(tx, "main", now=NOON), reading.actions(tx, "main", last=9)
+        (box,) = reading.boxes(tx, "main")
+        did = ledger.has_effect(tx, "main", 7)
+        policy = session.policy(tx, "main")
+    database.close()
+
+    assert (status["run_counter"], status["objective"], status["installation"]) == (7, "prove", "abc123")
+    assert (policy.limits.max_boxes, policy.watch) == (3, WatchBounds())  # and what it could not know has its default
+    assert (box["vast_id"], box["stage"], box["protected"], box["spent_usd"]) == (101, "proving", True, 0)
+    assert {row["key"]: row["sent_by_run"] for row in rows} == {"r7-s1-c0-aaaa": 7, "r7-s1-c1-bbbb": None}
+    assert did, "a retry of that run is told that it has rented"
+
+
+def test_an_upgrade_that_dies_has_changed_nothing(first_release_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: the one that does not."""
+    engine = connect(first_release_url)
+    with engine.connect() as connection:
+        before = shape(connection)
+    with monkeypatch.context() as patch:
+        patch.setattr(Operations, "create_check_constraint", dies)  # the last thing that the migration does
+        with pytest.raises(KeyboardInterrupt):
+            upgrade(first_release_url)
+    with engine.connect() as connection:
+        assert shape(connection) == before
+        upgrade(first_release_url)
+        assert shape(connection) != before
+    engine.dispose()
+
+
+def dies(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt

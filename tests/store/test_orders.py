@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 from sqlalchemy import text
@@ -11,11 +12,13 @@ from sqlalchemy import text
 from fleet_agent import controls
 from fleet_agent.controls import Desk
 from fleet_agent.domain.actions import DestroyBox, RentBox
-from fleet_agent.domain.ledger import ActionStatus
-from fleet_agent.errors import FixSetup
+from fleet_agent.domain.ledger import ActionStatus, Listing, Ruled
+from fleet_agent.domain.rules import Decision, Ruling
+from fleet_agent.domain.run import Run
+from fleet_agent.errors import FixSetup, RunSuperseded
 from fleet_agent.store import actions, ledger
 from fleet_agent.store.database import Database
-from tests.store.rig import Fleet, offer
+from tests.store.rig import SEND_BY, Fleet, offer
 
 Order = Callable[[Desk, int], None]
 
@@ -134,6 +137,44 @@ async def test_protection_holds_back_what_was_allowed_before_it(rented: Fleet) -
     assert (await rented.journal.mark_sent(run, ruled.key, send_by=timedelta(seconds=20))).code == "protected"
 
 
+async def test_to_protect_a_box_takes_back_the_order_that_came_before(rented: Fleet) -> None:
+    """Of two words of a person the later one holds, also where the first is about to be carried out."""
+    controls.destroy_box(desk_of(rented), 101)
+    (ordered,) = [row for row in rented.rows("action") if row["actor"] == "operator"]
+    controls.protect_box(desk_of(rented), 101, True)
+
+    ruling = sends(rented, ordered["key"])
+
+    assert (ruling.code, rented.action(ordered["key"])["status"]) == ("protected", "refused")
+
+
+async def test_an_order_waits_for_the_call_about_its_box_that_is_on_its_way(rented: Fleet) -> None:
+    """Control: what nobody ordered is refused, and whoever wanted it asks again."""
+    run = await rented.open()
+    (ruled,) = await rented.reply(
+        run, DestroyBox(id=101, reason="no work"), inventory=rented.look(rented.instance_of(101))
+    )
+    controls.destroy_box(desk_of(rented), 101)
+    (ordered,) = [row for row in rented.rows("action") if row["actor"] == "operator"]
+    with rented.database.transaction() as tx:
+        tx.execute(text("UPDATE box SET busy_action = 'drain_box', busy_until = clock_timestamp() + interval '80 s'"))
+
+    assert (await rented.journal.mark_sent(run, ruled.key, send_by=SEND_BY)).code == "busy"
+    assert sends(rented, ordered["key"]).code == "busy"
+    waiting = rented.action(ordered["key"])["status"]
+    rented.let_real_time_pass(timedelta(seconds=81))
+    assert sends(rented, ordered["key"]).code == "operator"
+
+    assert rented.action(ruled.key)["status"] == "refused"
+    assert (waiting, rented.action(ordered["key"])["status"]) == ("intended", "sent")
+
+
+def sends(fleet: Fleet, key: str) -> Ruling:
+    """The watch is about to make the call."""
+    with fleet.database.exclusive(fleet.name) as tx:
+        return actions.mark_sent(tx, fleet.name, key, send_by=SEND_BY, now=fleet.clock.now())
+
+
 def test_only_a_box_that_is_there_can_be_protected(rented: Fleet) -> None:
     with pytest.raises(FixSetup, match="no live box 102"):
         controls.protect_box(desk_of(rented), 102, True)
@@ -199,6 +240,55 @@ def test_what_expired_meanwhile_or_never_was_cannot_be_answered(asked: tuple[Fle
 
     assert waiting(fleet) == []
     assert fleet.action(key)["status"] == "expired"
+
+
+async def carries_out(fleet: Fleet, run: Run, key: str) -> Ruled:
+    return await fleet.journal.carry_out_approved(
+        run,
+        key,
+        RentBox(offer_id=1, reason="work waits"),
+        observation=fleet.observation(),
+        listing=Listing(offers=(offer(),)),
+    )
+
+
+async def test_a_grant_ends_between_its_ruling_and_its_call_as_well(asked: tuple[Fleet, str]) -> None:
+    """A process may stand still in between. Control: a moment before its end it is sent."""
+    fleet, key = asked
+    controls.approve(desk_of(fleet), key)
+    run = await fleet.open()
+    fleet.clock.advance(timedelta(hours=4, seconds=-2))
+    await carries_out(fleet, run, key)
+    fleet.clock.advance(timedelta(seconds=2))
+
+    assert (await fleet.journal.mark_sent(run, key, send_by=SEND_BY)).decision is Decision.REFUSE
+    assert (fleet.action(key)["status"], await fleet.journal.in_flight(run)) == ("expired", (0, Decimal(0)))
+
+
+async def test_within_its_time_it_is_sent(asked: tuple[Fleet, str]) -> None:
+    fleet, key = asked
+    controls.approve(desk_of(fleet), key)
+    run = await fleet.open()
+    fleet.clock.advance(timedelta(hours=4, seconds=-2))
+    await carries_out(fleet, run, key)
+
+    assert (await fleet.journal.mark_sent(run, key, send_by=SEND_BY)).decision is Decision.ALLOW
+
+
+async def test_what_was_approved_outlives_the_run_that_did_not_send_it(asked: tuple[Fleet, str]) -> None:
+    """Behind it stands a person; it reserves nothing until another run takes it up."""
+    fleet, key = asked
+    controls.approve(desk_of(fleet), key)
+    first = await fleet.open()
+    await carries_out(fleet, first, key)
+    reserved = await fleet.journal.in_flight(first)
+    second = await fleet.open()
+
+    assert reserved == (1, Decimal("0.40"))
+    assert await fleet.journal.in_flight(second) == (0, Decimal(0))
+    assert [each.key for each in await fleet.journal.approved(second)] == [key]
+    with pytest.raises(RunSuperseded):
+        await fleet.journal.mark_sent(first, key, send_by=SEND_BY)
 
 
 # --- the orderly end --------------------------------------------------------------------------------------------------

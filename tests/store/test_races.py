@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from fleet_agent.domain.box_reports import BoxReport, stage_after
+from fleet_agent.domain.fleet import Stage
 from fleet_agent.domain.run import Claimed, Closed
 from fleet_agent.domain.triggers import Kind
 from fleet_agent.errors import DatabaseUnreachable, RunSuperseded
+from fleet_agent.store import reports
 from fleet_agent.store.database import Database
 from fleet_agent.store.inbox import Post, post, post_all
+from fleet_agent.store.tables import Box
 from tests.store.rig import NOON, Fleet
 
 
@@ -86,6 +90,48 @@ def test_posts_run_beside_posts_and_nothing_runs_beside_a_decision(
 
     assert second.result() is None
     assert waited is waits
+
+
+def says(fleet: Fleet, key: str, **words: Any) -> None:
+    """What the door does with what a box says."""
+    with fleet.database.shared(fleet.name) as tx:
+        reports.record(tx, reports.Speaker(fleet.name, key), BoxReport(**words), now=fleet.clock.now())
+
+
+def says_without_holding_its_row(fleet: Fleet, key: str, **words: Any) -> None:
+    with fleet.database.shared(fleet.name) as tx:
+        row = tx.get_one(Box, key)
+        row.stage = stage_after(Stage(row.stage), words["stage"], spoke_before=row.reported_at is not None).value
+
+
+@pytest.mark.parametrize(("saying", "stage"), [(says, "proving"), (says_without_holding_its_row, "registered")])
+async def test_two_words_of_one_box_do_not_cross(ready: Fleet, saying: Callable[..., None], stage: str) -> None:
+    """The older one comes through later, and does not bring the box back. Control: who does not hold its row."""
+    key = await ready.rented(await ready.open())
+    with ready.database.shared(ready.name) as tx:
+        newer = reports.Speaker(ready.name, key)
+        reports.record(tx, newer, BoxReport(stage="proving"), now=ready.clock.now())
+        tx.flush()
+        older = Beside(ready.database, lambda: saying(ready, key, stage="registered"))
+        assert older.waits()
+
+    assert older.result() is None
+    assert ready.box(key)["stage"] == stage
+
+
+async def test_two_boxes_of_one_machine_that_measure_at_once_are_both_heard(ready: Fleet) -> None:
+    """A machine of which nothing is known yet; the better of them is kept, whoever comes through first."""
+    run = await ready.open()
+    one, other = await ready.rented(run), await ready.rented(run, vast_id=102, offer_id=2, step=2)
+    with ready.database.shared(ready.name) as tx:
+        speaker = reports.Speaker(ready.name, one)
+        reports.record(tx, speaker, BoxReport(proofs_per_hour=40), now=ready.clock.now())
+        beside = Beside(ready.database, lambda: says(ready, other, proofs_per_hour=30))
+        assert beside.waits()
+
+    assert beside.result() is None
+    (host,) = ready.rows("host")
+    assert host["best_proofs_per_hour"] == 40
 
 
 @contextmanager

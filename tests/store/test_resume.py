@@ -55,7 +55,7 @@ async def test_a_retry_at_once_goes_on_with_the_open_run(waiting: Fleet) -> None
 
 async def test_what_the_attempt_before_had_claimed_stays_claimed(waiting: Fleet) -> None:
     await interrupted(waiting)
-    progress = await waiting.journal.recall(await retry(waiting))
+    progress = await waiting.journal.recall(await retry(waiting), waiting.observation())
 
     assert [event.text for event in progress.claimed.events] == ["how are we doing?"]
     assert progress.unshown() == progress.unseen() == progress.claimed
@@ -161,7 +161,7 @@ async def test_a_write_and_its_result_are_one(waiting: Fleet) -> None:
 
     result = await waiting.journal.write(run, ScheduleNextCheck(minutes=20, reason="look"), answer=answer)
 
-    progress = await waiting.journal.recall(await retry(waiting))
+    progress = await waiting.journal.recall(await retry(waiting), waiting.observation())
     assert [message.content for message in progress.said] == [result.sentence]
     with pytest.raises(IntegrityError):
         await waiting.journal.write(
@@ -175,7 +175,7 @@ async def test_tokens_and_steps_count_on(waiting: Fleet) -> None:
     await waiting.reply(run, usage=Usage(tokens_in=100, tokens_out=5))
     await waiting.journal.spend(run, await waiting.ask(run), Usage(tokens_in=7))
     again = await retry(waiting)
-    progress = await waiting.journal.recall(again)
+    progress = await waiting.journal.recall(again, waiting.observation())
 
     assert (progress.step, progress.turn, progress.usage) == (1, 1, Usage(tokens_in=107, tokens_out=5))
 

@@ -6,10 +6,16 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 
 from fleet_agent.domain.actions import DestroyBox, RentBox
 from fleet_agent.domain.fleet import Inventory, Stage
 from fleet_agent.domain.ledger import ActionStatus
+from fleet_agent.domain.policy import Policy
+from fleet_agent.domain.run import Run
+from fleet_agent.store import hosts, ledger, tables
+from fleet_agent.store.database import real_now
 from fleet_agent.store.ledger import GRACE
 from fleet_agent.store.sightings import LIST_LAG, MISSES_UNTIL_GONE, stage_seen
 from tests.store.rig import NOON, Fleet, instance, offer
@@ -114,6 +120,54 @@ async def test_a_rent_that_is_not_listed_stays_reserved_until_its_grace_is_over(
     assert ready.box(key)["gone_because"] == "never came into being"
 
 
+async def expires(fleet: Fleet, run: Run, *, answer: ActionStatus | None, step: int) -> str:
+    """A rent that no list ever shows; its key. `answer` is what was heard of it, None where who asked had died."""
+    key = await fleet.rent(run, step=step, offer_id=step)
+    if answer is not None:
+        await fleet.journal.record_outcome(key, answer, "504 Gateway Timeout")
+    fleet.let_real_time_pass(OVER)
+    await fleet.sees(run)
+    assert fleet.action(key)["status"] == "expired"
+    return key
+
+
+async def test_a_rent_that_was_called_and_never_seen_was_in_vain(ready: Fleet) -> None:
+    """Its machine is avoided for a while, and one such rent after the other pauses renting."""
+    ready.set_policy(limits__max_rents_per_run="9", watch__rent_failures="2")
+    run = await ready.open()
+    await expires(ready, run, answer=ActionStatus.UNKNOWN, step=1)
+    (ban,) = ready.rows("host_ban")
+    after_one = ready.state()["rent_failures"], ready.state()["rent_breaker"]
+    with ready.database.exclusive(ready.name) as tx:
+        hosts.lift(tx, ready.name, 11, by="test", now=ready.clock.now())
+    await expires(ready, run, answer=ActionStatus.UNKNOWN, step=2)
+
+    assert (ban["machine_id"], ban["failure"], ban["expires_at"] - ban["banned_at"]) == (
+        11, "transient", timedelta(hours=6),
+    )  # fmt: skip
+    assert after_one == (1, "")
+    assert ready.state()["rent_breaker"].startswith("2 rents in a row came to nothing")
+
+
+async def test_a_rent_of_which_nobody_knows_whether_it_was_called_speaks_against_nobody(ready: Fleet) -> None:
+    """The control: whoever was about to call died, and that is no machine's fault."""
+    run = await ready.open()
+    await expires(ready, run, answer=None, step=1)
+    assert (ready.rows("host_ban"), ready.state()["rent_failures"]) == ([], 0)
+
+
+async def test_a_rent_expires_whatever_the_stored_policy_says(ready: Fleet) -> None:
+    run = await ready.open()
+    key = await ready.rent(run)
+    await ready.journal.record_outcome(key, ActionStatus.UNKNOWN, "504 Gateway Timeout")
+    ready.let_real_time_pass(OVER)
+    with ready.database.transaction() as tx:
+        tx.execute(text("""UPDATE session_state SET policy = '{"limits": {"max_boxes": "many"}}'"""))
+    await ready.sees(run)
+
+    assert (ready.action(key)["status"], len(ready.rows("host_ban"))) == ("expired", 1)
+
+
 async def test_a_box_that_appears_after_its_rent_expired_is_a_box_again(ready: Fleet) -> None:
     run = await ready.open()
     key = await ready.rent(run)
@@ -200,6 +254,49 @@ async def test_looks_count_although_the_clock_of_business_was_set_back(ready: Fl
     assert ready.box(key)["stage"] == "gone"
 
 
+async def test_what_is_waited_for_since_a_time_to_come_is_waited_for_from_now_on(ready: Fleet) -> None:
+    """The clock is set back by an hour while a box drains, reports, is in trouble and has a call on its way. Control:
+    until it is, a look leaves all of that as it is."""
+    run = await ready.open()
+    key = await ready.rented(run)
+    with ready.database.exclusive("main") as tx:
+        box = tx.get_one(tables.Box, key)
+        ledger.drain(box, "no work", Policy(), ready.clock.now())
+        box.reported_at = box.troubled_since = ready.clock.now()
+        box.busy_action, box.busy_until = "drain_box", real_now(tx) + timedelta(seconds=80)
+    times = ("stage_since", "drain_by", "reported_at", "troubled_since", "busy_until")
+    await ready.sees(run, ready.instance(key))
+    left = {name: ready.box(key)[name] for name in times}
+    before = ready.clock.now()
+
+    ready.clock.jump(-timedelta(hours=1))
+    ready.let_real_time_pass(-timedelta(hours=1))
+    await ready.sees(run, ready.instance(key))
+
+    box_row, now = ready.box(key), ready.clock.now()
+    assert all(left.values())
+    assert max(left["stage_since"], left["reported_at"], left["troubled_since"]) < before
+    assert (box_row["stage_since"], box_row["reported_at"], box_row["troubled_since"]) == (now, now, now)
+    assert box_row["drain_by"] == now + Policy().deadlines.draining
+    assert (box_row["busy_action"], box_row["busy_until"]) == (None, None)
+
+
+async def test_a_clock_that_was_set_back_makes_no_grace_longer(ready: Fleet) -> None:
+    """Neither of a rent whose answer was lost, nor of a box that is missing."""
+    run = await ready.open()
+    lost = await ready.rent(run)
+    missing = await ready.rented(run, vast_id=102, offer_id=2, step=2)
+    await ready.sees(run, ready.instance(missing, 102))
+    await ready.sees(run)
+    ready.let_real_time_pass(-timedelta(hours=1))
+    await ready.sees(run)
+    ready.let_real_time_pass(OVER)
+    for _ in range(MISSES_UNTIL_GONE):
+        await ready.sees(run)
+
+    assert (ready.action(lost)["status"], ready.box(missing)["stage"]) == ("expired", "gone")
+
+
 async def test_only_looks_in_a_row_count(ready: Fleet) -> None:
     run = await ready.open()
     key = await ready.rented(run)
@@ -282,6 +379,20 @@ async def test_two_boxes_with_one_label_are_two_boxes(ready: Fleet) -> None:
 
     assert {box.vast_id: box.key for box in await ready.journal.boxes(run)} == {101: key, 102: f"{key}-102"}
     assert len({instance.label for instance in both}) == 1
+
+
+async def test_a_box_that_a_person_has_labelled_for_another_fleet_is_adopted_by_that_one(ready: Fleet) -> None:
+    """Control: under the key that its label names there is a box already, and a second row would be refused."""
+    run = await ready.open()
+    key = await ready.rented(run)
+    east = Fleet(ready.database, name="east", clock=ready.clock)
+    labelled_anew = instance(id=101, label=ready.label(key).replace("/main/", "/east/"))
+
+    await east.sees(await east.open(), labelled_anew)
+
+    assert [(row["key"], row["vast_id"]) for row in east.rows("box")] == [(f"{key}-101", 101)]
+    with pytest.raises(IntegrityError), ready.database.transaction() as tx:
+        tx.execute(text("UPDATE box SET key = :key WHERE fleet = 'east'"), {"key": key})
 
 
 async def test_a_box_that_is_gone_stays_so_when_another_one_carries_its_label(ready: Fleet) -> None:

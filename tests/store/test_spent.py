@@ -196,9 +196,10 @@ async def test_what_a_day_an_hour_and_a_run_cost_is_asked_of_the_books(ready: Fl
     with ready.database.transaction() as tx:
         assert spent.of_the_hour(tx, "main", now=now) == hours(ready)[NOON + 30 * HOUR]
         assert spent.of_the_day(tx, "main", now=now) == 2 * 24 * PRICE + hours(ready)[NOON + 30 * HOUR]
-        assert spent.of_run(tx, "main", run.run_id) == ready.box(mine)["spent_usd"] > 30 * PRICE
-        assert spent.of_run(tx, "main", later.run_id) == ready.box(theirs)["spent_usd"]
-        assert spent.of_run(tx, "main", 99) == 0
+        newest, older = reading.runs(tx, "main", last=2)
+        assert older["box_usd"] == ready.box(mine)["spent_usd"] > 30 * PRICE
+        assert newest["box_usd"] == ready.box(theirs)["spent_usd"]
+        assert spent.of_runs(tx, "main", [99]) == {}
 
 
 async def test_hours_to_come_are_from_before_the_clock_was_set_back(ready: Fleet, run: Run) -> None:

@@ -67,6 +67,27 @@ async def test_a_box_that_differs_in_anything_is_not_claimed(ready: Fleet, chang
     assert (await ready.journal.in_flight(run))[0] == 1
 
 
+@pytest.mark.parametrize(
+    ("started", "asked"),
+    [
+        (timedelta(seconds=-59), True),
+        (GRACE + timedelta(seconds=59), True),
+        (timedelta(seconds=-61), False),
+        (GRACE + timedelta(seconds=61), False),
+    ],
+)
+async def test_what_the_clocks_of_two_explain_is_asked_about_and_not_claimed(
+    ready: Fleet, started: timedelta, asked: bool
+) -> None:
+    """The provider's clock is not ours; a box of ours that is nobody's would be billed unseen."""
+    run = await ready.open()
+    await lost_rent(ready, run)
+    await ready.sees(run, unlabelled(ready, started_at=ready.clock.now() + started))
+
+    assert await ready.journal.boxes(run) == ()
+    assert len(ready.state()["questions"]) == asked
+
+
 async def test_what_may_be_ours_is_asked_about_and_noted_once(ready: Fleet) -> None:
     run = await ready.open()
     key = await lost_rent(ready, run)

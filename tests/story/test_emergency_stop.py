@@ -14,8 +14,9 @@ from fleet_agent import controls
 from fleet_agent.controls import Desk
 from fleet_agent.domain.rules import Brake, Mode
 from fleet_agent.errors import SlowDown
-from fleet_agent.ports import Market, RentOrder
+from fleet_agent.ports import Market, OfferQuery, RentOrder
 from fleet_agent.store.ledger import GRACE
+from tests.story.saying import says
 from tests.world import Installation, installation, skip
 
 
@@ -100,6 +101,44 @@ async def test_what_was_intended_or_ordered_before_it_is_not_done_after_it(fleet
 
     assert [action["status"] for action in fleet.actions("drain_box")] == ["expired"]
     assert {action["sentence"] for action in fleet.actions("destroy_box")} == {"Ordered by ana."}
+
+
+async def test_what_was_approved_before_it_is_not_rented_when_the_fleet_is_resumed(fleet: Installation) -> None:
+    """Control: an approval outlives any other pause."""
+    fleet.set_policy({"approvals.always": '["rent_box"]'})
+    cheapest, next_one, *_ = await fleet.ports.market.offers(OfferQuery(policy=controls.policy(desk_of(fleet))))
+    rents = [("rent_box", {"offer_id": each.id, "reason": "work waits"}) for each in (cheapest, next_one)]
+    says(fleet, [("search_offers", {})], rents)
+    await fleet.heartbeat()
+    desk = desk_of(fleet)
+    first, second = controls.approvals(desk)
+    controls.approve(desk, first.key)
+    controls.set_mode(desk, Mode.PAUSED)
+    controls.resume(desk, Mode.LIVE)
+    says(fleet)
+    await fleet.heartbeat()
+    rented = len(fleet.sim.market.creates)
+    controls.approve(desk, second.key)
+    await stop(fleet)
+    controls.resume(desk, Mode.LIVE)
+    says(fleet)
+    await fleet.heartbeat()
+
+    assert (rented, len(fleet.sim.market.creates)) == (1, 1)
+    assert [action["status"] for action in fleet.actions("rent_box")] == ["done", "expired"]
+
+
+async def test_a_number_that_is_another_fleets_box_by_now_is_left_alone_and_told(fleet: Installation) -> None:
+    """Control: its neighbour, which only lost its label, goes."""
+    await fleet.heartbeat()
+    others, mine = fleet.sim.market.instances()
+    fleet.sim.market.set_label(others.id, "fa/other1/main/r1-s1-c1-aaaa")
+    fleet.sim.market.set_label(mine.id, "")
+    told: list[str] = []
+    await stop(fleet, tell=told.append)
+
+    assert fleet.sim.market.instances() == [others]
+    assert any(line.startswith(f"QUESTION box {others.id} was ours") for line in told)
 
 
 async def test_a_protected_box_is_destroyed_too(fleet: Installation) -> None:

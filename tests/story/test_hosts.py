@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from fleet_agent.domain.hosts import Failure
+from fleet_agent import controls
+from fleet_agent.controls import Desk
+from fleet_agent.domain.hosts import Failure, InVain
+from fleet_agent.domain.rules import Brake
 from fleet_agent.domain.run import ModelReply
 from fleet_agent.ports import OfferQuery, Offers, RentOrder
 from fleet_agent.sim.prompt import read_offers
@@ -89,6 +93,10 @@ def fails(fleet: Installation, machine: int) -> None:
             bounds=session.policy(tx, fleet.fleet).bans,
             now=fleet.time.now(),
         )
+
+
+def desk_of(fleet: Installation) -> Desk:
+    return Desk(database=fleet.database, clock=fleet.clock, fleet="main", who="ann", place="here")
 
 
 def picked(fleet: Installation) -> list[int]:
@@ -226,11 +234,29 @@ async def test_out_of_credit_bans_nobody_and_is_no_failure_of_renting(greedy: In
     assert greedy.status()["rent_failures"] == 0
 
 
+async def test_out_of_credit_stops_renting_until_a_person_has_added_some(greedy: Installation) -> None:
+    """One is told, and no other machine is asked: whatever the account shows, none would be given."""
+    whole = greedy.ports
+    greedy.ports = replace(greedy.ports, market=PurseEmptiesMeanwhile(greedy))
+    await greedy.run()
+    greedy.ports = whole
+    told = greedy.status()["newest_notice"]
+    await greedy.run()
+    refused = greedy.actions("rent_box")[-1]
+    greedy.sim.market.deposits.append((greedy.time.now(), Decimal(100)))
+    controls.resume_scaling(desk_of(greedy), Brake.SCALE_OUT)
+    await greedy.run()
+
+    assert told.startswith("Renting is paused: add credit, for the provider gives none")
+    assert (refused["status"], refused["code"]) == ("refused", "rent_breaker")
+    assert greedy.actions("rent_box")[-1]["status"] == "done"
+
+
 async def test_who_blames_the_machine_for_whatever_fails_bans_it_for_an_empty_purse(
     greedy: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control."""
-    monkeypatch.setattr(act, "failure_of_a_rent", lambda _: Failure.TRANSIENT)
+    monkeypatch.setattr(act, "what_follows", lambda _: InVain.AVOID_MACHINE)
     greedy.ports = replace(greedy.ports, market=PurseEmptiesMeanwhile(greedy))
     await greedy.run()
     assert [ban["machine_id"] for ban in ban_rows(greedy)] == picked(greedy)

@@ -16,6 +16,8 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import text
 
+from fleet_agent.domain.fleet import Inventory
+from fleet_agent.domain.observation import Known, Observation
 from fleet_agent.domain.run import Progress, Run
 from fleet_agent.errors import RunSuperseded
 from fleet_agent.ports import Journal
@@ -208,8 +210,8 @@ class Forgetful:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._journal, name)
 
-    async def recall(self, run: Run) -> Progress:
-        progress = await self._journal.recall(run)
+    async def recall(self, run: Run, observation: Observation) -> Progress:
+        progress = await self._journal.recall(run, observation)
         return progress.model_copy(update={"said": (), "ruled": ()})
 
 
@@ -247,3 +249,52 @@ async def test_an_attempt_that_still_breathes_is_held_out_by_the_next(postgres: 
 FIRST_ATTEMPT = {
     "run_id": 1, "fleet": "main", "epoch": 0, "trigger": "manual", "force_review": False, "opened_at": NOON
 }  # fmt: skip
+
+
+# --- what was intended and not sent -----------------------------------------------------------------------------------
+
+
+class ByTheOldLook:
+    """A journal that judges nothing anew: for it the list is as well known as it was."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._journal, name)
+
+    async def recall(self, run: Run, observation: Observation) -> Progress:
+        before = Known(
+            value=Inventory(instances=(), seen_at=observation.taken_at - timedelta(minutes=1)),
+            seen_at=observation.taken_at,
+        )
+        return await self._journal.recall(run, observation.model_copy(update={"inventory": before}))
+
+
+async def killed_with_intents(postgres: TemporaryPostgres, story: Story) -> None:
+    """After the reply that wants two boxes was judged, and before the first is sent; from then on no list is known."""
+    calls = await calls_of_a_whole_run(postgres)
+    replies = [number for number, name in enumerate(calls, 1) if name == "record_reply"]
+    await story.killed(Fuse(at=replies[1], after=True))
+    story.fleet.sim.market.faults.arm("list_success_false")
+
+
+async def test_what_was_allowed_before_a_kill_is_judged_by_what_is_known_after_it(postgres: TemporaryPostgres) -> None:
+    """Unknown is not empty, whenever the list became so (I12)."""
+    async with a_story(postgres) as story:
+        await killed_with_intents(postgres, story)
+        await story.whole(flow_run_id=FLOW_RUN, attempt=2)
+        rents = [row for row in story.rows("action") if row["tool"] == "rent_box"]
+        assert [(row["status"], row["code"]) for row in rents] == [("refused", "inventory_unknown")] * 2
+        assert story.fleet.sim.market.creates == []
+        assert every_call_has_one_result(story)
+
+
+async def test_who_goes_by_the_old_ruling_rents_while_nobody_knows_what_runs(postgres: TemporaryPostgres) -> None:
+    """The control."""
+    async with a_story(postgres) as story:
+        await killed_with_intents(postgres, story)
+        journal: Any = ByTheOldLook(story.ports.journal)
+        story.ports = replace(story.ports, journal=journal)
+        await story.whole(flow_run_id=FLOW_RUN, attempt=2)
+        assert len(story.fleet.sim.market.creates) == 2

@@ -14,10 +14,16 @@ from fleet_agent import controls
 from fleet_agent.controls import Desk
 from fleet_agent.domain import rules
 from fleet_agent.domain.actions import RentBox
-from fleet_agent.domain.rules import Mode
+from fleet_agent.domain.fleet import Inventory
+from fleet_agent.domain.observation import Known
+from fleet_agent.domain.rules import Brake, Mode
+from fleet_agent.domain.run import Run, RunRequest
+from fleet_agent.domain.triggers import Trigger
 from fleet_agent.ports import Market, OfferQuery, Offers
 from fleet_agent.sim.market import Instance, Order
 from fleet_agent.sim.scenarios import IDLE
+from fleet_agent.steps.observe import observe
+from tests.story.saying import says
 from tests.without import without
 from tests.world import IMAGE, Installation, installation, skip
 
@@ -122,6 +128,25 @@ async def test_a_paused_fleet_looks_and_answers_but_does_not_act(fleet: Installa
     assert fleet.sim.market.creates == []
 
 
+@pytest.mark.parametrize(
+    ("brake", "rent", "drain"), [(Brake.SCALE_OUT, "refused", "done"), (Brake.SCALE_IN, "done", "refused")]
+)
+async def test_renting_and_giving_up_are_paused_apart(fleet: Installation, brake: Brake, rent: str, drain: str) -> None:
+    await fleet.heartbeat()
+    says(fleet)
+    await fleet.heartbeat()
+    controls.pause_scaling(desk_of(fleet), brake)
+    offer, *_ = await fleet.ports.market.offers(OfferQuery(policy=controls.policy(desk_of(fleet))))
+    wanted = [
+        ("rent_box", {"offer_id": offer.id, "reason": "work waits"}),
+        ("drain_box", {"id": fleet.boxes()[0]["vast_id"], "reason": "it is dear"}),
+    ]
+    says(fleet, [("search_offers", {})], wanted)
+    await fleet.run()
+
+    assert (fleet.actions("rent_box")[-1]["status"], fleet.actions("drain_box")[-1]["status"]) == (rent, drain)
+
+
 async def test_a_dry_run_walks_the_same_path_and_stops_at_the_call(fleet: Installation) -> None:
     set_mode(fleet, Mode.DRY_RUN)
     report = await fleet.run()
@@ -209,6 +234,27 @@ async def test_an_offer_that_grew_dearer_is_not_rented(fleet: Installation) -> N
     assert fleet.sim.market.creates == []
 
 
+async def test_an_offer_that_is_another_machine_by_now_is_not_rented(fleet: Installation) -> None:
+    """What is done is what was judged: a ban, a benchmark and a floor were looked up for the machine."""
+    fleet.ports = replace(fleet.ports, market=AnotherAtTheSecondLook(fleet.ports.market))
+    await fleet.run()
+    assert all("is another machine now" in action["outcome"] for action in fleet.actions("rent_box"))
+    assert fleet.sim.market.creates == []
+
+
+async def test_a_look_is_as_old_as_it_is(fleet: Installation) -> None:
+    """Also where it was somebody else's, a moment ago. Control: one's own is of now."""
+    request = RunRequest(fleet="main", trigger=Trigger.MANUAL, flow_run_id="by hand", worker_id="test")
+    run = await fleet.ports.journal.open_run(request)
+    assert isinstance(run, Run)
+    own = (await observe(run, fleet.ports)).inventory
+    before = (await observe(run, replace(fleet.ports, market=SeenBefore(fleet.ports.market)))).inventory
+
+    assert isinstance(own, Known)
+    assert isinstance(before, Known)
+    assert own.seen_at - before.seen_at == timedelta(seconds=20)
+
+
 @pytest.mark.parametrize("label", ["relabelled by hand", ""])
 async def test_the_emergency_stop_finds_a_box_that_lost_its_label(fleet: Installation, label: str) -> None:
     """The ledger knows its number; the account's other boxes are left alone."""
@@ -251,3 +297,21 @@ class PolicyChangesAtTheSecondLook(Passing):
         if query.offer_id is not None:
             self._fleet.set_policy({"limits.max_boxes": "0"})
         return await self.market.offers(query)
+
+
+class AnotherAtTheSecondLook(Passing):
+    """The provider gives the number of an offer to another one."""
+
+    async def offers(self, query: OfferQuery) -> Offers:
+        offers = await self.market.offers(query)
+        if query.offer_id is None:
+            return offers
+        return Offers(offer.model_copy(update={"machine_id": offer.machine_id + 1}) for offer in offers)
+
+
+class SeenBefore(Passing):
+    """Whose list is one of 20 seconds ago."""
+
+    async def inventory(self) -> Inventory:
+        seen = await self.market.inventory()
+        return seen.model_copy(update={"seen_at": seen.seen_at - timedelta(seconds=20)})

@@ -12,8 +12,8 @@ import pytest
 from fleet_agent.domain.fleet import Label
 from fleet_agent.domain.waking import FIELDS
 from fleet_agent.sim.market import Order
-from fleet_agent.sim.scenarios import IDLE
-from fleet_agent.store import tables
+from fleet_agent.sim.scenarios import FIRST_LIGHT, IDLE
+from fleet_agent.store import reading, tables
 from fleet_agent.store.database import real_now
 from tests.story.test_conversation import last_prompt
 from tests.world import IMAGE, Installation, installation
@@ -144,6 +144,29 @@ async def test_trouble_that_nobody_can_do_anything_about_is_asked_about_once(
     await idle.heartbeat()
 
     assert [run["quiet"] for run in idle.runs()[2:]] == [False, True, True, True, True, False]
+
+
+async def test_what_came_too_soon_is_asked_about_at_the_next_heartbeat(database_url: str) -> None:
+    """The work is done before a box may be given up, and after that nothing changes any more."""
+    assert await _given_up_at_heartbeat(database_url) == 4
+
+
+async def test_where_only_changes_count_the_boxes_stay_until_the_next_review(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+    monkeypatch.setattr(reading, "_too_soon", lambda *_: ())
+    assert await _given_up_at_heartbeat(database_url) > 10
+
+
+async def _given_up_at_heartbeat(database_url: str) -> int:
+    async with installation(database_url, scenario=FIRST_LIGHT) as fleet:
+        fleet.set_policy({"limits.min_age": "PT12M"})
+        for number in range(1, 15):
+            await fleet.heartbeat()
+            if any(row["status"] == "done" for row in fleet.actions("destroy_box")):
+                return number
+    return 99
 
 
 # --- what it costs ----------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from fleet_agent.domain.rules import Decision, Removal
 from fleet_agent.domain.run import Message, MessageKind, Run, RunRequest, Usage
 from fleet_agent.domain.triggers import Kind, Trigger
 from fleet_agent.domain.watch import Looked
+from fleet_agent.errors import SlowDown
 from fleet_agent.lookout import Lookout
 from fleet_agent.ports import Market, OfferQuery
 from fleet_agent.sim.market import Instance, Order
@@ -95,7 +96,8 @@ class Rented:
             await self.looks(after=every)
 
     async def offers(self) -> tuple[Offer, ...]:
-        query = OfferQuery(policy=Policy(launch=Launch(image=IMAGE)), limit=20)
+        banned = frozenset(machine for machine, _ in self.bans())
+        query = OfferQuery(policy=Policy(launch=Launch(image=IMAGE)), limit=20, banned=banned)
         return await self.fleet.ports.market.offers(query)
 
     async def asks(self, effects: Sequence[Effect], offers: Sequence[Offer] = ()) -> tuple[Ruled, ...]:
@@ -197,6 +199,23 @@ class Rented:
 
     def frozen(self) -> str:
         return self.fleet.status()["frozen_because"]
+
+
+class RefusesOnce:
+    """A `Market` that asks for fewer requests when a box is to be destroyed, once: nothing was done."""
+
+    def __init__(self, market: Market) -> None:
+        self._market = market
+        self._refused = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._market, name)
+
+    async def destroy(self, vast_id: int) -> None:
+        if not self._refused:
+            self._refused = True
+            raise SlowDown("vast.ai asks for fewer requests")
+        await self._market.destroy(vast_id)
 
 
 @asynccontextmanager

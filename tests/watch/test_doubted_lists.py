@@ -8,8 +8,9 @@ from datetime import timedelta
 import pytest
 
 from fleet_agent.domain.actions import DestroyBox, RentBox
+from fleet_agent.domain.rules import Mode
 from fleet_agent.domain.triggers import Kind
-from fleet_agent.store import looks, sightings
+from fleet_agent.store import looks, sightings, steering
 from tests.watch.rented import HOUR, MINUTE, Rented, kinds, rented
 
 
@@ -86,6 +87,35 @@ async def test_a_loss_that_is_told_three_times_is_believed(fleet: Rented) -> Non
     assert frozen == [True, True, False, False, False, False]
     assert {fleet.box(box)["stage"] for box in boxes[:3]} == {"gone"}
     assert fleet.kinds() == kinds(Kind.LIST_FROZEN, Kind.BOX_GONE, Kind.BOX_GONE, Kind.BOX_GONE)
+
+
+async def test_looks_that_orders_bring_forward_make_no_lie_believed(fleet: Rented) -> None:
+    """A list that lags for half a minute may be read many times within it. Control: the test above, a minute apart."""
+    boxes = await fleet.rents_and_runs(3)
+    for box in boxes:
+        fleet.market.destroy(box.id)
+
+    frozen: list[bool] = []
+    for _ in range(20):
+        await fleet.looks(after=timedelta(seconds=1))
+        frozen.append(bool(fleet.frozen()))
+
+    assert frozen == [True] * 20
+
+
+async def test_a_person_who_has_looked_is_not_told_the_same_again(fleet: Rented) -> None:
+    """Control: without that word the next list is doubted too."""
+    boxes = await fleet.rents_and_runs(4)
+    for box in boxes[:3]:
+        fleet.market.destroy(box.id)
+    await fleet.looks()
+    with fleet.fleet.database.exclusive("main") as tx:
+        steering.resume(tx, "main", Mode.LIVE, who="ana", now=fleet.fleet.time.now())
+
+    await fleet.looks()
+
+    assert fleet.frozen() == ""
+    assert fleet.kinds() == kinds(Kind.LIST_FROZEN)
 
 
 async def test_boxes_that_were_given_up_are_no_reason_for_doubt(fleet: Rented) -> None:

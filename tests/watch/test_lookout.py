@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import DataError
+from sqlalchemy.orm import Session
+from sqlmodel import col, select
 
+from fleet_agent.domain import lookout
 from fleet_agent.domain.actions import DestroyBox, DrainBox, RentBox
 from fleet_agent.domain.demand import Demand
+from fleet_agent.domain.fleet import Instance as ListedBox
+from fleet_agent.domain.hosts import machines_of
+from fleet_agent.domain.sight import Finding, Sight, Watched, destroy
 from fleet_agent.domain.triggers import Kind
-from fleet_agent.errors import TryLater
-from fleet_agent.ports import Logbook
-from fleet_agent.store import session
-from tests.watch.rented import HOUR, MINUTE, Rented, destroys, drains, kinds, rented
+from fleet_agent.errors import ChooseAnother, TryLater
+from fleet_agent.ports import Logbook, Market, RentOrder
+from fleet_agent.sim.market import Instance
+from fleet_agent.store import looks, session, sightings
+from fleet_agent.store.spent import MOST_USD
+from fleet_agent.store.tables import Action, Box
+from tests.watch.rented import HOUR, MINUTE, RefusesOnce, Rented, destroys, drains, kinds, rented
+from tests.world import NOON
 
 
 @pytest.fixture
@@ -29,6 +42,16 @@ class Silent:
 
     async def demand(self) -> Demand:
         raise TryLater("the proving stack does not answer")
+
+
+class Overflowing:
+    """A `DemandSource` whose query counts something else than proofs."""
+
+    async def demand(self) -> Demand:
+        many = 3_000_000_000
+        return Demand(
+            pending=many, running=many, oldest_pending=None, done_per_hour=None, failed_per_hour=None, seen_at=NOON
+        )
 
 
 class Dies(BaseException):
@@ -102,6 +125,23 @@ async def test_a_stalled_image_is_waited_for_and_then_given_up(fleet: Rented) ->
     assert fleet.kinds() == kinds(Kind.BOX_FAILED)
 
 
+@pytest.mark.parametrize("begins_anew", [True, False])
+async def test_a_clock_that_is_set_back_by_an_hour_makes_no_trouble_last_an_hour_longer(
+    fleet: Rented, begins_anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: who goes by what stands in the row waits until the clock is where it was."""
+    if not begins_anew:
+        monkeypatch.setattr(sightings._Look, "begin_anew", lambda *_: None)
+    fleet.faults.arm("stuck_loading", times=1)
+    (stuck,) = await fleet.rents(1)
+    await fleet.keeps_looking(4 * MINUTE)
+
+    fleet.fleet.clock.set_off_by(-HOUR)
+    await fleet.keeps_looking(10 * MINUTE)
+
+    assert fleet.lives(stuck) is not begins_anew
+
+
 async def test_a_box_that_boots_for_longer_than_it_may_is_destroyed(fleet: Rented) -> None:
     fleet.fleet.set_policy({"deadlines.outage": "PT24H", "deadlines.booting": "PT20M"})
     fleet.faults.arm("stuck_loading", times=1)
@@ -129,6 +169,28 @@ async def test_silence_means_something_only_once_a_box_of_the_installation_has_e
     await fleet.keeps_looking(HOUR, every=4 * MINUTE)
 
     assert fleet.lives(silent) is survives
+
+
+def runs_count_as_work(_: Session, boxes: Sequence[Box], now: datetime) -> bool:
+    return any(box.stage == "proving" and box.stage_since == now for box in boxes)
+
+
+@pytest.mark.parametrize("naive", [False, True])
+async def test_boxes_that_run_one_after_the_other_and_never_come_to_work_pause_renting(
+    fleet: Rented, naive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That a program reports is known. Control: where a container that runs counts as work, there is never a row."""
+    if naive:
+        monkeypatch.setattr(sightings, "_some_came_as_far_as_their_work", runs_count_as_work)
+    await fleet.rents_and_runs(1)
+    fleet.sets("UPDATE box SET hook_digest = key, reported_at = :at, stage = 'proving'", at=fleet.fleet.time.now())
+    for _ in range(5):
+        await fleet.rents(1)
+        fleet.sets("UPDATE box SET hook_digest = key")
+        await fleet.keeps_looking(30 * MINUTE, every=3 * MINUTE)
+
+    breaker = fleet.fleet.status()["rent_breaker"]
+    assert ("5 rents in a row came to nothing" in breaker) is not naive
 
 
 # --- boxes that ran ---------------------------------------------------------------------------------------------------
@@ -226,6 +288,52 @@ async def test_a_destruction_that_was_accepted_and_ignored_is_asked_for_until_a_
     assert fleet.removals() == destroys([box, box])
     assert fleet.kinds() == kinds(Kind.DESTROY_IGNORED)  # once, however often it was asked for
     assert sum("still listed and billed" in notice for notice in fleet.notices()) == 1
+
+
+async def test_a_refusal_does_not_make_it_forgotten_that_a_box_was_to_be_destroyed(fleet: Rented) -> None:
+    """The first destruction was accepted and ignored, the second is refused: it did not undo the first."""
+    box = await _accepted_and_then_refused(fleet)
+
+    assert fleet.removals() == [("destroy_box", box.id, "failed"), ("destroy_box", box.id, "done")]
+    assert not fleet.lives(box)
+
+
+async def test_who_goes_by_the_newest_call_alone_lets_that_box_live(
+    fleet: Rented, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+
+    def newest_sent(tx: Session, keys: Mapping[str, object]) -> dict[str, Action]:
+        destroys = select(Action).where(col(Action.box_key).in_(keys), Action.tool == DestroyBox.name)
+        return {row.box_key or "": row for row in tx.scalars(destroys.order_by(col(Action.id)))}
+
+    monkeypatch.setattr(looks, "_last_destroys_of", newest_sent)
+    box = await _accepted_and_then_refused(fleet)
+
+    assert fleet.removals() == [("destroy_box", box.id, "failed")]
+    assert fleet.lives(box)
+
+
+async def _accepted_and_then_refused(fleet: Rented) -> Instance:
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.faults.arm("destroy_ignored", times=1, machine_id=box.machine.machine_id)
+    await fleet.gives_up(DestroyBox(id=box.id, reason="no work"))
+    fleet.watch = fleet.another_watch(RefusesOnce(fleet.fleet.ports.market))
+    await fleet.keeps_looking(10 * MINUTE)
+    return box
+
+
+async def test_a_box_that_the_provider_does_not_know_any_more_is_gone(fleet: Rented) -> None:
+    """It answers so to the destruction: that is success, and the lists that follow say the same."""
+    box, other = await fleet.rents_and_runs(2)
+    fleet.market.destroy(box.id)
+    await fleet.gives_up(DestroyBox(id=box.id, reason="no work"))
+    await fleet.keeps_looking(3 * MINUTE)
+
+    (destroyed,) = [row for row in fleet.rows("action") if row["tool"] == "destroy_box"]
+    assert (destroyed["status"], destroyed["outcome"]) == ("done", f"Box {box.id} was gone already.")
+    assert [row["vast_id"] for row in fleet.rows("box") if row["stage"] != "gone"] == [other.id]
+    assert fleet.events() == []
 
 
 async def test_of_two_boxes_of_one_order_the_oldest_stays(fleet: Rented) -> None:
@@ -330,6 +438,62 @@ async def test_a_box_on_a_machine_that_was_banned_for_good_is_given_up_and_for_a
 
     assert (fleet.lives(box), fleet.lives(other)) == (False, True)
     assert fleet.kinds() == kinds(Kind.BOX_PROGRESS)  # who banned it knows
+
+
+class Denying:
+    """A market that makes the box and says that the offer is gone."""
+
+    def __init__(self, market: Market) -> None:
+        self._market = market
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._market, name)
+
+    async def rent(self, order: RentOrder) -> int:
+        await self._market.rent(order)
+        raise ChooseAnother("vast.ai refused to rent: 410, no_such_ask")
+
+
+async def rents_and_is_denied(fleet: Rented) -> Instance:
+    """The box that was made all the same; its machine is avoided from then on."""
+    offers = await fleet.offers()
+    market: Any = Denying(fleet.fleet.ports.market)
+    fleet.fleet.ports = replace(fleet.fleet.ports, market=market)
+    await fleet.asks([RentBox(offer_id=offers[0].id, reason="work waits")], offers)
+    (made,) = fleet.market.instances()
+    assert fleet.bans() == [(made.machine.machine_id, "transient")]
+    return made
+
+
+async def test_a_box_whose_own_create_was_denied_is_adopted_and_does_not_fall_to_the_ban_that_this_left(
+    fleet: Rented,
+) -> None:
+    made = await rents_and_is_denied(fleet)
+    await fleet.keeps_looking(6 * MINUTE)
+
+    assert fleet.lives(made)
+    assert (fleet.box(made)["stage"], fleet.removals()) == ("proving", [])
+    assert [row["status"] for row in fleet.rows("action")] == ["done"]
+    assert fleet.fleet.status()["rent_failures"] == 0  # it came as far as its work
+
+
+async def test_who_looks_at_no_class_of_a_ban_destroys_a_box_that_does_well(
+    fleet: Rented, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+
+    def is_on_a_banned_machine(watched: Watched, _: ListedBox, sight: Sight) -> Finding | None:
+        if watched.box.machine_id not in machines_of(sight.situation.bans):
+            return None
+        return Finding(code="banned machine", text="given up", removal=destroy(watched, "its machine is banned"))
+
+    ours = lookout.is_on_a_banned_machine
+    naive = tuple(is_on_a_banned_machine if ask is ours else ask for ask in lookout.OF_A_BOX)
+    monkeypatch.setattr(lookout, "OF_A_BOX", naive)
+    made = await rents_and_is_denied(fleet)
+    await fleet.keeps_looking(6 * MINUTE)
+
+    assert not fleet.lives(made)
 
 
 # --- money ------------------------------------------------------------------------------------------------------------
@@ -511,6 +675,22 @@ async def test_an_hour_without_demand_is_one_notice_scales_nothing_and_lets_safe
     assert [ruled.ruling.code for ruled in await fleet.asks(scaling[1:])] == ["allowed"]
 
 
+async def test_figures_that_no_column_holds_end_no_look(fleet: Rented) -> None:
+    """Control: kept as they are, the database refuses them, and so it would be at every look."""
+    fleet.watch.demand = Overflowing()
+    fleet.market.deposits.append((fleet.fleet.time.now(), Decimal(5_000_000)))
+    fleet.faults.arm("dud_host", times=1)
+    (dud,) = await fleet.rents(1)
+
+    await fleet.keeps_looking(3 * MINUTE)
+
+    assert not fleet.lives(dud)
+    sample = fleet.rows("sample")[-1]
+    assert (sample["pending"], sample["credit_usd"]) == (2**31 - 1, MOST_USD)
+    with pytest.raises(DataError):
+        fleet.sets("UPDATE sample SET pending = 3000000000")
+
+
 async def test_a_fleet_whose_policy_cannot_be_read_is_seen_and_holds_up_no_other(fleet: Rented) -> None:
     (box,) = await fleet.rents(1)
     with fleet.fleet.database.exclusive("aaa") as tx:
@@ -521,6 +701,21 @@ async def test_a_fleet_whose_policy_cannot_be_read_is_seen_and_holds_up_no_other
 
     assert not fleet.lives(box)
     assert sum("policy of fleet aaa cannot be read" in line for line in fleet.log) == 1
+
+
+async def test_two_watches_beside_each_other_do_everything_once(fleet: Rented) -> None:
+    """Of what one intends and the other expires, the next look is the end. Nobody is told twice."""
+    fleet.faults.arm("dud_host", times=1)
+    dud, well = await fleet.rents(2)
+    other = fleet.another_watch()
+    for _ in range(5):
+        fleet.passes(MINUTE)
+        await asyncio.gather(fleet.watch.look(), other.look())
+
+    assert (fleet.lives(dud), fleet.lives(well)) == (False, True)
+    assert [status for _, _, status in fleet.removals()].count("done") == 1
+    assert {box for _, box, _ in fleet.removals()} == {dud.id}
+    assert (fleet.kinds(), len(fleet.bans())) == (kinds(Kind.BOX_FAILED), 1)
 
 
 async def test_a_watch_that_died_between_intent_and_call_leaves_nothing_that_is_sent_later(fleet: Rented) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 
 from fleet_agent.domain.actions import DestroyBox, DrainBox, RentBox
 from fleet_agent.domain.rules import Removal
-from tests.watch.rented import HOUR, MINUTE, Rented, rented
+from tests.watch.rented import HOUR, MINUTE, RefusesOnce, Rented, rented
 
 
 @pytest.fixture
@@ -28,7 +29,12 @@ def status(fleet: Rented, key: str) -> str:
 
 
 def order(fleet: Rented) -> dict[str, object]:
-    return [row for row in fleet.rows("action") if row["actor"] == "operator"][-1]
+    return orders(fleet)[-1]
+
+
+def orders(fleet: Rented) -> list[dict[str, object]]:
+    """What a person ordered, oldest first."""
+    return [row for row in fleet.rows("action") if row["actor"] == "operator"]
 
 
 # --- orders -----------------------------------------------------------------------------------------------------------
@@ -41,7 +47,6 @@ def order(fleet: Rented) -> dict[str, object]:
         "UPDATE session_state SET mode = 'dry_run'",
         "UPDATE session_state SET frozen_because = 'the list cannot be true'",
         "UPDATE session_state SET scale_in_paused = true",
-        "UPDATE box SET protected = true",
         "UPDATE session_state SET policy_version = policy_version + 1",
     ],
 )
@@ -81,6 +86,21 @@ async def test_ownership_is_looked_at_when_an_order_is_carried_out(fleet: Rented
     assert (order(fleet)["status"], order(fleet)["code"]) == ("refused", "not_ours")
 
 
+async def test_a_box_that_a_person_protects_after_the_order_is_kept(fleet: Rented) -> None:
+    """Control: the order that it takes back is carried out by the first look that nobody protects it from."""
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+    fleet.sets("UPDATE box SET protected = true")
+    await fleet.looks()
+    kept = fleet.lives(box), order(fleet)["status"], order(fleet)["code"]
+    fleet.sets("UPDATE box SET protected = false")
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+    await fleet.looks()
+
+    assert kept == (True, "refused", "protected")
+    assert not fleet.lives(box)
+
+
 async def test_a_box_that_is_drained_by_order_goes_when_it_is_idle(fleet: Rented) -> None:
     box, _ = await fleet.rents_and_runs(2)
     fleet.orders(DrainBox(id=box.id, reason="I want it so"))
@@ -91,6 +111,124 @@ async def test_a_box_that_is_drained_by_order_goes_when_it_is_idle(fleet: Rented
 
     assert draining == ("draining", True)
     assert not fleet.lives(box)
+
+
+BRAKES = [
+    "UPDATE session_state SET mode = 'paused'",
+    "UPDATE session_state SET mode = 'dry_run'",
+    "UPDATE session_state SET scale_in_paused = true",
+    "UPDATE session_state SET policy_version = policy_version + 1",
+]
+
+
+@pytest.mark.parametrize("brake", BRAKES)
+async def test_what_a_person_had_drained_is_the_persons_to_the_end(fleet: Rented, brake: str) -> None:
+    """Else it would have finished its work, and be billed for as long as the brake is on."""
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.orders(DrainBox(id=box.id, reason="I want it so"))
+    await fleet.looks()
+    fleet.sets(brake)
+
+    await fleet.looks()
+
+    assert not fleet.lives(box)
+    assert [(row["tool"], row["status"], row["sentence"]) for row in orders(fleet)] == [
+        ("drain_box", "done", "Ordered by console."),
+        ("destroy_box", "done", "Ordered by console."),
+    ]
+
+
+async def test_what_the_agent_had_drained_waits_while_the_fleet_is_paused(fleet: Rented) -> None:
+    """The control."""
+    box, _ = await fleet.rents_and_runs(2)
+    await fleet.gives_up(DrainBox(id=box.id, reason="no work"))
+    fleet.sets(BRAKES[0])
+
+    await fleet.keeps_looking(3 * MINUTE)
+
+    assert fleet.lives(box)
+    assert orders(fleet) == []
+
+
+async def test_who_protects_a_box_that_he_had_drained_keeps_it(fleet: Rented) -> None:
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.orders(DrainBox(id=box.id, reason="I want it so"))
+    await fleet.looks()
+    fleet.sets("UPDATE box SET protected = true WHERE vast_id = :id", id=box.id)
+
+    await fleet.keeps_looking(3 * MINUTE)
+
+    assert fleet.lives(box)
+    assert sum("is held back" in notice for notice in fleet.notices()) == 1
+
+
+async def test_an_order_that_the_provider_refused_is_given_again_at_the_next_look(fleet: Rented) -> None:
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.watch = fleet.another_watch(RefusesOnce(fleet.fleet.ports.market))
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+
+    await fleet.looks()
+    refused = fleet.lives(box)
+    await fleet.looks()
+
+    assert (refused, fleet.lives(box)) == (True, False)
+    assert [(row["status"], row["sentence"]) for row in orders(fleet)] == [
+        ("failed", "Ordered by console."),
+        ("done", "Ordered by console."),
+    ]
+
+
+async def test_who_protects_a_box_after_an_order_was_refused_has_thought_better_of_it(fleet: Rented) -> None:
+    """And is not surprised when he protects it no more. Control: the test above, without that word."""
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.watch = fleet.another_watch(RefusesOnce(fleet.fleet.ports.market))
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+    await fleet.looks()
+    for protected in (True, False):
+        fleet.sets("UPDATE box SET protected = :protected WHERE vast_id = :id", protected=protected, id=box.id)
+        await fleet.looks()
+
+    assert fleet.lives(box)
+    assert [row["status"] for row in orders(fleet)] == ["failed"]
+
+
+async def test_an_order_that_was_refused_waits_for_a_list_and_is_not_forgotten(fleet: Rented) -> None:
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.watch = fleet.another_watch(RefusesOnce(fleet.fleet.ports.market))
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+    await fleet.looks()
+    fleet.faults.arm("list_success_false", times=2)
+    await fleet.keeps_looking(2 * MINUTE)
+    unseen = fleet.lives(box)
+    await fleet.looks()
+
+    assert (unseen, fleet.lives(box)) == (True, False)
+
+
+async def test_what_the_provider_refused_a_run_is_the_runs_to_decide_anew(fleet: Rented) -> None:
+    """The control: it is told, and nobody repeats it."""
+    box, _ = await fleet.rents_and_runs(2)
+    ports = fleet.fleet.ports
+    fleet.fleet.ports = replace(ports, market=RefusesOnce(ports.market))
+    await fleet.gives_up(DestroyBox(id=box.id, reason="no work"))
+
+    await fleet.keeps_looking(3 * MINUTE)
+
+    assert fleet.lives(box)
+    assert [row["status"] for row in fleet.rows("action") if row["tool"] == "destroy_box"] == ["failed"]
+
+
+async def test_an_order_waits_while_another_call_about_its_box_is_on_its_way(fleet: Rented) -> None:
+    box, _ = await fleet.rents_and_runs(2)
+    fleet.sets("UPDATE box SET busy_action = 'drain_box', busy_until = now() + interval '70 s'")
+    fleet.orders(DestroyBox(id=box.id, reason="I want it so"))
+
+    await fleet.looks()
+    waiting = order(fleet)["status"], fleet.lives(box)
+    await fleet.looks()
+
+    assert waiting == ("intended", True)
+    assert (order(fleet)["status"], fleet.lives(box)) == ("done", False)
 
 
 async def test_two_orders_about_one_box_are_one_destruction(fleet: Rented) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import text
 
 from fleet_agent.errors import TryLater
 from fleet_agent.store import notices, session
@@ -225,6 +226,19 @@ async def test_one_look_says_what_it_found(guard: Guard) -> None:
         "the list of boxes: vast.ai does not answer",
         "fleet main: the list of boxes is unknown (vast.ai does not answer)",
     ]
+
+
+async def test_one_list_is_read_for_all_fleets(guard: Guard) -> None:
+    """The provider counts the requests of an account. Control: each fleet has a sample of its own."""
+    fleets = ("east", "main", "west")
+    for name in fleets:
+        with guard.fleet.database.exclusive(name) as tx:
+            session.begin(tx, name)
+    await guard.watch.once()
+
+    assert guard.market.looks == 1
+    with guard.fleet.database.transaction() as tx:
+        assert tuple(tx.scalars(text("SELECT fleet FROM sample ORDER BY fleet"))) == fleets
 
 
 async def test_a_dead_prefect_keeps_nobody_from_looking_and_a_dead_market_nobody_from_ringing(guard: Guard) -> None:

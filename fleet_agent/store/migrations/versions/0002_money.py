@@ -1,4 +1,4 @@
-"""Money: approvals, drains, reports of boxes, what boxes cost, hosts and bans, samples."""
+"""Money: approvals, drains, reports of boxes, what boxes cost, hosts and bans, samples, looks that are shared."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -14,6 +14,13 @@ ACTORS = "actor IN ('agent', 'planner', 'watch', 'operator')"
 
 
 def upgrade() -> None:
+    op.create_table(
+        "account_look",
+        sa.Column("account", sa.String(), nullable=False),
+        sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("inventory", postgresql.JSONB(), nullable=False),
+        sa.PrimaryKeyConstraint("account", name=op.f("account_look_pkey")),
+    )
     op.create_table(
         "box_hour",
         sa.Column("fleet", sa.String(), nullable=False),
@@ -106,6 +113,7 @@ def upgrade() -> None:
     op.add_column("box", sa.Column("hook_digest", sa.String(), nullable=True))
     op.add_column("box", sa.Column("reported_at", sa.DateTime(timezone=True), nullable=True))
     op.add_column("box", sa.Column("tasks", sa.Integer(), nullable=True))
+    op.add_column("box", sa.Column("fetched", sa.Float(), nullable=True))
     op.add_column("box", sa.Column("proofs_per_hour", sa.Float(), nullable=True))
     op.add_column("box", sa.Column("accrued_until", sa.DateTime(timezone=True), nullable=True))
     _fill("box", sa.Column("spent_usd", sa.Numeric(precision=12, scale=6), nullable=False))
