@@ -6,7 +6,7 @@ ARGS ?=
 WORKERS ?= 3
 
 .PHONY: setup demo test soak chaos check fix lock \
-	bench-run bench-prompt bench-start bench-worker bench-tree bench-flood
+	bench-run bench-prompt bench-start bench-worker bench-tree bench-flood bench-day
 
 setup: $(VENV)/.ready
 demo: $(VENV)/.ready            ## the whole system against the simulator; ARGS="--runs 3"
@@ -48,6 +48,9 @@ bench-tree: $(VENV)/.dev        ## memory of each process, and run-now to the fi
 
 bench-flood: $(VENV)/.dev       ## how long runs wait while a thousand posts a second come in, as one line of JSON
 	@$(BIN)/python -m tests.benchmarks.flood
+
+bench-day: $(VENV)/.dev         ## what a day costs and what comes too late, by who decides, as a table and one line of JSON
+	@$(BIN)/python -m tests.benchmarks.day
 
 $(VENV)/.ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or later is needed, this is " + sys.version.split()[0] + " → make PYTHON=python3.11")'

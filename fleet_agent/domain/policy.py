@@ -214,6 +214,86 @@ class WatchBounds(Frozen):
     ] = 500.0
 
 
+ProofsPerHour = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
+
+
+class Planning(Frozen):
+    """How the planner sizes the fleet by the work. It keeps within `limits`, and only ever wants less."""
+
+    drain_window: Annotated[
+        timedelta,
+        Field(
+            ge=timedelta(minutes=1),
+            le=timedelta(hours=24),
+            description="what waits is to be done within it: the market's 45 min, less 15 for a proof that was lost",
+        ),
+    ] = timedelta(minutes=30)
+    deadline: Annotated[
+        timedelta,
+        Field(
+            ge=timedelta(minutes=1),
+            le=timedelta(days=7),
+            description="a proof that waits longer is lost; the market gives 45 min",
+        ),
+    ] = timedelta(minutes=45)
+    startup_p95: Annotated[
+        timedelta,
+        Field(
+            gt=timedelta(0),
+            le=timedelta(hours=24),
+            description="from renting to proving, until boxes have shown it; with a benchmark 35 to 75 min",
+        ),
+    ] = timedelta(minutes=60)
+    parameters_gb: Annotated[
+        int, Field(ge=0, le=10_000, description="fetched by each box, so a slow line is a late start; PoRep and Snap")
+    ] = 78
+    confirmations: Annotated[
+        int, Field(ge=1, le=10, description="readings in a row that ask for boxes before any is rented; one may err")
+    ] = 2
+    quiet_window: Annotated[
+        timedelta,
+        Field(
+            ge=timedelta(0),
+            le=timedelta(hours=24),
+            description="a box without use for so long is given up; sooner, and its start-up is soon paid again",
+        ),
+    ] = timedelta(minutes=30)
+    given_up_share: Annotated[
+        float, Field(ge=0, le=1, description="of the fleet that may drain at a time; one box may in any case")
+    ] = 0.1
+    headroom: Annotated[
+        float, Field(ge=0, le=2, description="share beyond what arrives; without it no queue ever shrinks")
+    ] = 0.1
+    max_changes_per_hour: Annotated[
+        int, Field(ge=0, le=1000, description="boxes rented or given up; a fleet of ten comes and goes with a wave")
+    ] = 12
+    repair_brake: Annotated[
+        float, Field(ge=0, le=1, description="share of boxes in trouble beyond which the fault is probably our own")
+    ] = 0.2
+    min_boxes: Annotated[
+        int, Field(ge=0, le=1000, description="kept without work too; 0: the fleet may be scaled to zero")
+    ] = 0
+    expected_stay: Annotated[
+        timedelta,
+        Field(
+            gt=timedelta(0),
+            le=timedelta(days=30),
+            description="over which a start-up is spread when machines are compared; a wave of the day lasts 6 h",
+        ),
+    ] = timedelta(hours=6)
+    proofs_per_hour: dict[str, ProofsPerHour] = Field(
+        default_factory=lambda: {"RTX 3090": 30.0, "RTX 4090": 55.0, "RTX 5090": 85.0},
+        description="of one GPU by its name, where nobody measured the machine; what hosts show moves these guesses",
+    )
+    proofs_per_hour_default: Annotated[
+        ProofsPerHour, Field(description="of one GPU that is not named; less than most have shown")
+    ] = 40.0
+    unmeasured_discount: Annotated[
+        float,
+        Field(ge=0, lt=1, description="share by which a stranger may fall short of its class; hosts differ so much"),
+    ] = 0.2
+
+
 class Policy(Frozen):
     limits: Limits = Limits()
     offers: OfferFloors = OfferFloors()
@@ -224,6 +304,7 @@ class Policy(Frozen):
     bans: BanBounds = BanBounds()
     deadlines: Deadlines = Deadlines()
     watch: WatchBounds = WatchBounds()
+    planning: Planning = Planning()
 
 
 def changed(policy: Policy, changes: Mapping[str, str]) -> Policy:
