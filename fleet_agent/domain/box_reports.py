@@ -72,9 +72,6 @@ class BoxReport(Frozen):
     fetched: Annotated[float | None, Field(ge=0, le=1, description="share of its parameter files, by bytes")] = None
     stage: OwnWord | None = None
     proofs_per_hour: Annotated[float | None, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = None
-    params_gb: Annotated[
-        float | None, Field(ge=0, le=100_000, allow_inf_nan=False, description="of its parameter files that are there")
-    ] = None
     draining: Annotated[bool | None, Field(description="no further proof can come: none at hand is then the end")] = (
         None
     )

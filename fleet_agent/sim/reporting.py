@@ -51,29 +51,25 @@ def _words(market: Market, queue: ProofQueue, box: Instance) -> dict[str, Any] |
     now = market.clock.now()
     match stage(market, box, now):
         case "benchmarking":
-            return _on_its_way(market, box, way(market, box, now)) | {"tasks": 0}
+            return _on_its_way(box, way(market, box, now)) | {"tasks": 0}
         case "proving":
             drains = {"draining": True} if queue.takes_no_more(box.id) else {}
-            return _measured(market, box, "proving") | {"tasks": queue.at_hand(box.id)} | drains
+            return _measured(box, "proving") | {"tasks": queue.at_hand(box.id)} | drains
         case _:
             return None
 
 
-def _on_its_way(market: Market, box: Instance, way: float) -> dict[str, Any]:
+def _on_its_way(box: Instance, way: float) -> dict[str, Any]:
     """First it fetches its parameters, then it measures itself, then it starts its prover."""
     if way < FETCHED:
-        return {"stage": "registered", "params_gb": round(way / FETCHED * market.config.start_up_traffic_gb, 3)}
+        return {"stage": "registered", "fetched": round(way / FETCHED, 3)}
     if way < MEASURED:
-        return {"stage": "params_ready", "params_gb": float(market.config.start_up_traffic_gb)}
-    return _measured(market, box, "benchmarked")
+        return {"stage": "params_ready", "fetched": 1.0}
+    return _measured(box, "benchmarked")
 
 
-def _measured(market: Market, box: Instance, stage: str) -> dict[str, Any]:
-    return {
-        "stage": stage,
-        "params_gb": float(market.config.start_up_traffic_gb),
-        "proofs_per_hour": proofs_per_hour(box.machine),
-    }
+def _measured(box: Instance, stage: str) -> dict[str, Any]:
+    return {"stage": stage, "fetched": 1.0, "proofs_per_hour": proofs_per_hour(box.machine)}
 
 
 def _says_drain(answer: httpx.Response) -> bool:

@@ -62,6 +62,7 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "BOX_STATUS": "http://127.0.0.1:12300/debug/metrics",
     "BOX_TASK_NAMES": "PoRep UpdateProve PSProve WdPost WinPost",
     "BOX_PARAMS": "/var/tmp/filecoin-proof-parameters",
+    "BOX_PARAMS_GB": "145",
     "BOX_RATE_FILE": "/var/tmp/fleet-box-rate",
     "MIN_RATE": "0",
     "BOX_MIN_GB_PER_MINUTE": "0.05",
@@ -107,7 +108,7 @@ class NoMoreWork(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """Durations in seconds; `min_rate` in proofs an hour."""
+    """Durations in seconds; `min_rate` in proofs an hour; `params_gb` of all parameter files, None: unknown."""
 
     hook: str
     fetch: str
@@ -118,6 +119,7 @@ class Settings:
     status: str
     task_names: frozenset[str]
     params: str
+    params_gb: float | None
     rate_file: str
     min_rate: float
     min_gb_per_minute: float
@@ -143,6 +145,11 @@ class Settings:
                 raise GaveUp(NO_SETUP, f"{name} is {said!r}, and must be a number")
             return value
 
+        def expected_gb() -> float | None:
+            """The default is what the default command fetches: of another one it says nothing."""
+            is_known = env.get("BOX_PARAMS_GB", "").strip() or "BOX_FETCH" not in env
+            return number("BOX_PARAMS_GB") or None if is_known else None
+
         hook = env.get(HOOK, "").strip()
         if hook and not _is_address(hook):
             raise GaveUp(NO_SETUP, f"{HOOK} is no address of the kind http://host/path")
@@ -158,6 +165,7 @@ class Settings:
             status=text("BOX_STATUS"),
             task_names=frozenset(text("BOX_TASK_NAMES").split()),
             params=env.get("BOX_PARAMS") or env.get("FIL_PROOFS_PARAMETER_CACHE") or DEFAULTS["BOX_PARAMS"],
+            params_gb=expected_gb(),
             rate_file=text("BOX_RATE_FILE"),
             min_rate=number("MIN_RATE"),
             min_gb_per_minute=number("BOX_MIN_GB_PER_MINUTE"),
@@ -212,7 +220,7 @@ class Box:
         self._commands = Commands({name: value for name, value in env.items() if name != HOOK}, log)
         self._work = Work(settings, self._commands, log)
         self._stage = "registered"
-        self._params_gb: float | None = None
+        self._fetched: float | None = None
         self._rate: float | None = None
         self._died_at = -math.inf
 
@@ -248,6 +256,7 @@ class Box:
             self._watch_fetch(program)
             self._commands.dismiss(program)
             if program.status == 0:
+                self._fetched = 1.0
                 return
             if not more_tries:
                 raise GaveUp(NO_PARAMETERS, f"the parameters could not be fetched (status {program.status})")
@@ -264,7 +273,8 @@ class Box:
         while program.status is None:
             self._tick_before_work()
             now, gb = time.monotonic(), _folder_gb(settings.params)
-            self._params_gb = gb
+            if settings.params_gb is not None:
+                self._fetched = min(1.0, gb / settings.params_gb)
             if now - told_at >= BETWEEN_TELLING:
                 speed = (gb - told_gb) / (now - told_at) * 60
                 self._log.say(f"fetch: {gb:.1f} GB are here, {speed:.2f} GB/min")
@@ -416,8 +426,8 @@ class Box:
         at_hand = self._work.to_tell(self._hook.drain)
         if at_hand is not None:
             words["tasks"] = at_hand
-        if self._params_gb is not None:
-            words["params_gb"] = round(self._params_gb, 3)
+        if self._fetched is not None:
+            words["fetched"] = round(self._fetched, 3)
         if self._rate is not None:
             words["proofs_per_hour"] = self._rate
         if self._hook.drain and self._work.is_settled():

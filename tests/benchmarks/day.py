@@ -27,7 +27,6 @@ from typing import Any
 from fleet_agent.domain.actions import DestroyBox, DrainBox, RentBox
 from fleet_agent.domain.plan import Move
 from fleet_agent.domain.policy import Limits, Policy
-from fleet_agent.domain.rules import unmet_floor
 from fleet_agent.domain.worth import Experience, experience
 from fleet_agent.sim.catalogue import seeded
 from tests.toy_fleet import DAWN, DEADLINE, MINUTE, Decider, Host, Tally, ToyFleet, live, planner_alone
@@ -232,7 +231,7 @@ def _rentable(fleet: ToyFleet) -> list[Host]:
     return [
         host
         for host in fleet.free()
-        if unmet_floor(host.offer, POLICY) is None
+        if POLICY.offers.unmet_by(host.offer) is None
         and host.offer.usd_per_hour <= dearest
         and host.machine.machine_id not in banned
     ]

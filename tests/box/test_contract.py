@@ -61,7 +61,8 @@ async def simulated() -> list[dict[str, Any]]:
 
 async def test_a_simulated_box_speaks_as_a_real_one_does(machine: Machine, owner: Owner) -> None:
     owner.tasks = 1
-    machine.starts(BOX_FETCH='for i in 1 2 3 4; do head -c 500000 /dev/zero >> "$BOX_PARAMS/a"; sleep 0.1; done')
+    comes = 'for i in 1 2 3 4; do head -c 500000 /dev/zero >> "$BOX_PARAMS/a"; sleep 0.1; done'
+    machine.starts(BOX_FETCH=comes, BOX_PARAMS_GB="0.002")
     owner.until(lambda words: words["stage"] == "proving")
     owner.answer = lambda _: DRAIN
     owner.posts(2)

@@ -42,7 +42,7 @@ def test_a_box_goes_its_whole_way_with_the_commands_of_curio_and_cuzk(machine: M
         RUN,
     ]
     assert machine.notes().count("cuzk") == 1
-    assert (words["proofs_per_hour"], words["params_gb"]) == (30.0, 0.002)
+    assert (words["proofs_per_hour"], words["fetched"]) == (30.0, 1.0)
     assert {words["tasks"] for words in owner.heard if words["stage"] in ("registered", "params_ready")} == {0}
     life.says("prover: the prover listens")
 
@@ -103,6 +103,34 @@ def test_parameters_that_come_slowly_are_waited_for(machine: Machine, owner: Own
     """Also while what came is only read again, and no file grows. The test before this one is the control."""
     machine.starts(BOX_FETCH=slowly, BOX_STALL="2")
     owner.until(lambda words: words["stage"] == "proving")
+
+
+HALF = f'head -c 2000000 /dev/zero > "$BOX_PARAMS/a"; {LASTS}'
+
+
+@pytest.mark.parametrize(("gb", "share"), [("0.004", 0.5), ("0.001", 1.0)])
+def test_how_much_of_the_parameters_has_come_is_told_as_a_share(
+    machine: Machine, owner: Owner, gb: str, share: float
+) -> None:
+    machine.starts(BOX_FETCH=HALF, BOX_PARAMS_GB=gb)
+    words = owner.until(lambda words: words.get("fetched"))
+
+    assert words["fetched"] == pytest.approx(share, abs=0.01)
+
+
+@pytest.mark.parametrize("gb", ["", "0"])
+def test_of_parameters_whose_size_nobody_named_no_share_is_told_before_all_are_there(
+    machine: Machine, owner: Owner, gb: str
+) -> None:
+    """What the default command fetches says nothing of another one."""
+    goes_on = 'head -c 2000000 /dev/zero > "$BOX_PARAMS/a"; while ! test -e "$BOX_PARAMS/go"; do sleep 0.02; done'
+    machine.starts(BOX_FETCH=goes_on, BOX_PARAMS_GB=gb)
+    owner.posts(5)
+    told = [words for words in owner.heard if "fetched" in words]
+    (machine.folder / "params" / "go").touch()
+    words = owner.until(lambda words: words["stage"] == "proving")
+
+    assert (told, words["fetched"]) == ([], 1.0)
 
 
 def test_a_fetch_that_breaks_off_is_tried_again_and_not_for_ever(machine: Machine, owner: Owner) -> None:

@@ -24,7 +24,7 @@ from fleet_agent.domain.observation import Known, Unknown
 from fleet_agent.domain.plan import Move, Need, Plan, Reading
 from fleet_agent.domain.planner import Grounds, make_plan
 from fleet_agent.domain.policy import Limits, Planning, Policy
-from fleet_agent.domain.rules import FRESH, Situation, unmet_floor
+from fleet_agent.domain.rules import FRESH, Situation
 from fleet_agent.domain.worth import Experience, StartUp
 from fleet_agent.sim.catalogue import seeded
 from tests.domain.test_planner import as_listed, demand, grounds, machine, policy, read, rented
@@ -298,7 +298,7 @@ def broken_caps(given: Grounds, plan: Plan) -> set[str]:
         "rents of the hour": before.rents_of_hour + len(chosen) > limits.max_rents_per_hour,
         "price": any(offer.usd_per_hour > limits.max_usd_per_hour_per_box for offer in chosen),
         "a word": any(offer.usd_per_hour > Decimal(1) for offer in chosen),
-        "floors": any(unmet_floor(offer, before.policy) for offer in chosen),
+        "floors": any(before.policy.offers.unmet_by(offer) for offer in chosen),
         "bans": any(ban.machine_id in machines for ban in before.bans),
         "one machine": len(set(machines)) < len(machines) or any(box.machine_id in machines for box in live),
         "slots": given.slots is not None
