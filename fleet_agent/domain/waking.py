@@ -299,6 +299,9 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("boxes.*.drain_by", None, "set with the stage `draining`; the watch keeps it"),
     Field("boxes.*.drain_because", None, "set with the stage `draining`"),
     Field("boxes.*.tasks", None, "moves all the time while boxes prove"),
+    Field(
+        "boxes.*.fetched", None, "moves all the time while files come; that they come too slowly is the watch's to find"
+    ),
     Field("boxes.*.reported_at", None, "moves with every word of a box; that one falls silent is the watch's to find"),
     Field("boxes.*.busy", None, "a call that is on its way; what it comes to shows in the stage"),
     Field("boxes.*.protected", None, "set by a person, which is an event of its own"),

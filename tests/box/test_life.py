@@ -113,9 +113,10 @@ def test_how_much_of_the_parameters_has_come_is_told_as_a_share(
     machine: Machine, owner: Owner, gb: str, share: float
 ) -> None:
     machine.starts(BOX_FETCH=HALF, BOX_PARAMS_GB=gb)
-    words = owner.until(lambda words: words.get("fetched"))
 
-    assert words["fetched"] == pytest.approx(share, abs=0.01)
+    owner.until(lambda words: words.get("fetched", 0) == pytest.approx(share, abs=0.01))
+    owner.posts(2)
+    assert owner.heard[-1]["fetched"] == pytest.approx(share, abs=0.01)
 
 
 @pytest.mark.parametrize("gb", ["", "0"])
