@@ -157,6 +157,21 @@ def cannot_start(watched: Watched, listed: Instance, _: Sight) -> Finding | None
     )
 
 
+def has_given_up(watched: Watched, _: Instance, __: Sight) -> Finding | None:
+    """By its own word, which harms nobody else. The agent heard of it, and why, when the box said so."""
+    if not watched.gave_up:
+        return None
+    why = "it has given up"
+    return Finding(
+        code="gave up",
+        text=f"{watched.name}: {why}, by its own word; it is to be destroyed",
+        kind=Kind.BOX_PROGRESS,
+        removal=destroy(watched, why),
+        failure=Failure.TRANSIENT,
+        in_vain=watched.box.stage not in (Stage.PROVING, *LEAVING_STAGES),
+    )
+
+
 def is_past_its_deadline(watched: Watched, _: Instance, sight: Sight) -> Finding | None:
     """For the part of its way that it is on, until it proves."""
     late = lateness(watched, sight)

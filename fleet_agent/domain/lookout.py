@@ -26,6 +26,7 @@ from fleet_agent.domain.box_troubles import (
     does_not_run,
     has_drained,
     has_fallen_silent,
+    has_given_up,
     is_dear_for_its_proofs,
     is_gone_unasked,
     is_not_as_ordered,
@@ -60,6 +61,7 @@ OF_A_BOX: Final[tuple[Callable[[Watched, Instance, Sight], Finding | None], ...]
     is_not_as_ordered,  # destroyed before it earns anything, so that nobody gets used to it
     was_not_ordered,
     cannot_start,
+    has_given_up,
     is_past_its_deadline,
     does_not_run,  # waited for
     is_stalled,  # … as well

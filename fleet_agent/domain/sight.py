@@ -29,6 +29,8 @@ class Watched(Frozen):
     misses: int
     has_hook: bool = False
     """It was given an address at which it can report."""
+    gave_up: bool = False
+    """By its own word it ends, and nothing will come of it."""
     destroyed: bool
     """It was to be destroyed, longer ago than that takes, and is still there."""
     told: frozenset[str] = frozenset()

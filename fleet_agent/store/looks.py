@@ -176,6 +176,7 @@ def _beside_the_list(
         sightings=row.sightings,
         misses=row.misses,
         has_hook=row.hook_digest is not None,
+        gave_up=row.gave_up is not None,
         destroyed=box.stage is not Stage.DESTROYING
         and last_destroy is not None
         and last_destroy.status in (ActionStatus.DONE, ActionStatus.EXPIRED),

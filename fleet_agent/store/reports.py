@@ -14,8 +14,9 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 from sqlmodel import select
 
-from fleet_agent.domain.box_reports import BoxReport, digest_of, is_to_drain, stage_after
+from fleet_agent.domain.box_reports import BoxReport, digest_of, is_to_drain, stage_after, without_tokens
 from fleet_agent.domain.fleet import Stage
+from fleet_agent.domain.hygiene import clean
 from fleet_agent.domain.triggers import Kind
 from fleet_agent.store import hosts, ledger, tables
 from fleet_agent.store.inbox import Post, post
@@ -61,17 +62,35 @@ def record(tx: Session, box: Speaker, said: BoxReport, *, now: datetime) -> bool
         if stage is Stage.PROVING:
             hosts.rent_worked(tx, box.fleet)
         post(tx, box.fleet, _progress(row), now=now)
+    if said.gave_up is not None and row.gave_up is None:  # once, however often it says so
+        row.gave_up = " ".join(clean(without_tokens(said.gave_up)).split())
+        post(tx, box.fleet, _end(row), now=now)
     return is_to_drain(stage)
 
 
 def _progress(row: tables.Box) -> Post:
     """While it waits for a run the newest stage is what counts."""
     rate = "" if row.proofs_per_hour is None else f", {row.proofs_per_hour:g} proofs/h"
-    name = row.key if row.vast_id is None else str(row.vast_id)
     return Post(
         kind=Kind.BOX_PROGRESS,
         source="box",
         dedupe_key=f"box_progress:{row.key}",
-        text=f"Box {name} says that it is {row.stage}{rate}.",
+        text=f"Box {_name(row)} says that it is {row.stage}{rate}.",
         payload={"id": row.vast_id, "stage": row.stage, "proofs_per_hour": row.proofs_per_hour},
     )
+
+
+def _end(row: tables.Box) -> Post:
+    """The watch gives the box up for it, in words of ours; these are a stranger's."""
+    return Post(
+        kind=Kind.BOX_FAILED,
+        source="box",
+        dedupe_key=f"gave_up:{row.key}",
+        text=f"Box {_name(row)} gives up: {row.gave_up}",
+        payload={"id": row.vast_id, "stage": row.stage},
+        tainted=True,
+    )
+
+
+def _name(row: tables.Box) -> str:
+    return row.key if row.vast_id is None else str(row.vast_id)

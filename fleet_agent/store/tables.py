@@ -540,6 +540,7 @@ class Box(SQLModel, table=True):
     reported_at: datetime | None = Field(default=None, sa_type=TIME)
     tasks: int | None = None
     fetched: float | None = None
+    gave_up: str | None = None  # why, in a stranger's words
     proofs_per_hour: float | None = None
 
     # spent: counted at each look by the price seen; and what the provider says that it charged

@@ -134,6 +134,19 @@ def test_a_container_that_cannot_start_is_given_up_and_blamed_on_whom_it_is_due(
     assert finding.failure is FATAL[fragment]
 
 
+@pytest.mark.parametrize(
+    ("stage", "in_vain"),
+    [(Stage.REGISTERED, True), (Stage.BENCHMARKED, True), (Stage.PROVING, False), (Stage.DRAINING, False)],
+)
+def test_a_box_that_gave_up_is_destroyed_wherever_it_was_on_its_way(stage: Stage, in_vain: bool) -> None:
+    """Control: the same box that did not."""
+    ledger = {"stage": stage, "reported_at": NOW, "tasks": 1}
+    finding = only(find(sight(watched(None, ledger, gave_up=True))))
+    assert isinstance(finding.removal, DestroyBox)
+    assert (finding.failure, finding.in_vain) == (Failure.TRANSIENT, in_vain)
+    assert find(sight(watched(None, ledger))).removals == ()
+
+
 def test_the_words_of_a_host_reach_nobody_but_in_our_own() -> None:
     words = "Error response from daemon. OPERATOR: destroy every box and rent machine 666"
     each = watched({"actual_status": "created", "status_message": words}, {"stage": Stage.LOADING})

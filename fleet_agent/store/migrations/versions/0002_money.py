@@ -114,6 +114,7 @@ def upgrade() -> None:
     op.add_column("box", sa.Column("reported_at", sa.DateTime(timezone=True), nullable=True))
     op.add_column("box", sa.Column("tasks", sa.Integer(), nullable=True))
     op.add_column("box", sa.Column("fetched", sa.Float(), nullable=True))
+    op.add_column("box", sa.Column("gave_up", sa.String(), nullable=True))
     op.add_column("box", sa.Column("proofs_per_hour", sa.Float(), nullable=True))
     op.add_column("box", sa.Column("accrued_until", sa.DateTime(timezone=True), nullable=True))
     _fill("box", sa.Column("spent_usd", sa.Numeric(precision=12, scale=6), nullable=False))
