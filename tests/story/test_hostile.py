@@ -86,6 +86,7 @@ def test_whatever_a_model_says_no_limit_is_broken(postgres: TemporaryPostgres) -
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else what has failed is not told
 def test_whatever_a_model_says_in_a_thousand_runs_no_limit_is_broken(postgres: TemporaryPostgres) -> None:
     runs = 0
 
