@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from fleet_agent.domain.fleet import TROUBLED, Stage
+from fleet_agent.domain.fleet import LEAVING_STAGES, TROUBLED
 from fleet_agent.domain.ledger import Unsettled
 from fleet_agent.domain.observation import Known, Observation
 from fleet_agent.domain.run import Approval, Claimed, Run, Standing, reason_of
@@ -148,8 +148,6 @@ def _over(edge: timedelta) -> str:
 _WAITS: Final = (timedelta(minutes=30), timedelta(hours=2), timedelta(hours=8), timedelta(hours=24))
 _RUNWAYS: Final = (timedelta(hours=2), timedelta(hours=6), timedelta(hours=24), timedelta(hours=72))
 
-_LEAVING: Final = (Stage.DRAINING, Stage.DESTROYING)
-
 _NEVER: Final = "never seen"
 _UNKNOWN: Final = "unknown"
 _NO_FIGURE: Final = "no figure"
@@ -198,7 +196,7 @@ def _stages(look: Look, _: str) -> str:
         each.id: f"/{each.actual_status}" for each in listed if each.actual_status in TROUBLED
     }
     stages = [
-        f"{box.key}:{box.stage}{'' if box.stage in _LEAVING else trouble.get(box.vast_id, '')}"
+        f"{box.key}:{box.stage}{'' if box.stage in LEAVING_STAGES else trouble.get(box.vast_id, '')}"
         for box in look.observation.live_boxes()
     ]
     return " ".join(sorted(stages)) or "no box"
@@ -228,7 +226,7 @@ def _fit(look: Look, last: str) -> str:
     if not isinstance(demand, Known) or not isinstance(look.observation.inventory, Known):
         return last or _UNKNOWN  # that it became unknown is a change of another field
     work = demand.value.pending + demand.value.running
-    staying = [box for box in look.observation.live_boxes() if box.stage not in _LEAVING]
+    staying = [box for box in look.observation.live_boxes() if box.stage not in LEAVING_STAGES]
     in_flight = look.observation.in_flight_count
     if work and not staying and not in_flight:
         return "work and no box"

@@ -40,7 +40,11 @@ def main() -> None:
         for share in pool.imap_unordered(tell_a_share, asked):
             tally += share
     print(json.dumps(_figures(tally) | {"wall_seconds": round(time.monotonic() - began, 1)}))
-    sys.exit(bool(tally.violations.total()) or not all(tally.control_violations[fault] for fault in CONTROLS))
+    is_whole = (
+        not given.story and given.every == 1 and not given.only
+    )  # a part may miss where a control breaks something
+    controls_break = all(tally.control_violations[fault] for fault in CONTROLS)
+    sys.exit(bool(tally.violations.total()) or (is_whole and not controls_break))
 
 
 def _figures(tally: Tally) -> dict[str, Any]:
